@@ -1,0 +1,44 @@
+# make demo   train a small vision transformer on handwritten digits and verify it
+# make test   the whole test suite
+# make check  formatting, lint, types and the fast tests
+# make bench  measurements against peers (results under benchmarks/)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SETTINGS := pyproject.toml constraints.txt
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/isomorph show examples/digits_vit.net
+	$(BIN)/isomorph train examples/digits_vit.net --data digits --out runs/digits
+	$(BIN)/isomorph verify runs/digits/model.safetensors
+
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/resolve.py
+
+clean:
+	rm -rf $(VENV) .cache build dist
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isomorph needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(SETTINGS) | $(BIN)/python
+	$(PIP) --editable '.[torch,train]'
+	touch $@
+
+$(VENV)/.test: $(SETTINGS) | $(BIN)/python
+	$(PIP) --editable '.[torch,flax,train,dev]'
+	touch $@

@@ -1,0 +1,62 @@
+"""Write a transformer once; every shape is worked out before anything is allocated; then the same
+network is a PyTorch module, a Flax NNX module or a Flax Linen module.
+
+This module loads nothing until a name is used; a framework is loaded by the door that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isomorph import ops as ops
+    from isomorph.errors import IsomorphError as IsomorphError
+    from isomorph.operators.declare import Example as Example
+    from isomorph.operators.declare import Operator as Operator
+    from isomorph.operators.declare import Parameter as Parameter
+    from isomorph.operators.declare import argument as argument
+    from isomorph.operators.declare import operator as operator
+    from isomorph.plan import Plan as Plan
+    from isomorph.resolver.resolve import resolve as resolve
+    from isomorph.resolver.resolve import resolve_file as resolve_file
+    from isomorph.resolver.resolve import resolve_function as resolve_function
+    from isomorph.weights.file import load as load
+    from isomorph.weights.file import save as save
+    from isomorph.weights.initial import initial_weights as initial_weights
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "IsomorphError": "isomorph.errors",
+    "Plan": "isomorph.plan",
+    "Example": "isomorph.operators.declare",
+    "Operator": "isomorph.operators.declare",
+    "Parameter": "isomorph.operators.declare",
+    "argument": "isomorph.operators.declare",
+    "operator": "isomorph.operators.declare",
+    "resolve": "isomorph.resolver.resolve",
+    "resolve_file": "isomorph.resolver.resolve",
+    "resolve_function": "isomorph.resolver.resolve",
+    "initial_weights": "isomorph.weights.initial",
+    "load": "isomorph.weights.file",
+    "save": "isomorph.weights.file",
+}
+_MODULES = frozenset({"ops", "torch", "reference", "testing"})
+
+__all__ = [*_HOMES, "ops"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"isomorph.{name}")
+    raise AttributeError(f"module 'isomorph' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_MODULES])

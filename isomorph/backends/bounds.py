@@ -1,0 +1,141 @@
+"""How far a backend in finite precision may be from the float64 reference.
+
+A node's values: ``4 eps sqrt(K) max(1, max |y_ref|)`` with K its longest reduction, and for each layer norm
+inside it ``eps max |x| / sigma``, where ``sigma = sqrt(smallest variance of a row + eps of the norm)``: what
+is lost when the mean of a row is far larger than its spread. A network's bound is the sum of its nodes'.
+Gradients: ``4 eps sqrt(K rows) max |g_ref|``, the maximum over the parameters of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isomorph.backends.reference import primitives as numpy_primitives
+from isomorph.backends.reference.build import ReferenceNetwork
+from isomorph.backends.trace.build import parameter_rows, trace
+from isomorph.backends.trace.program import Program
+from isomorph.plan import Node, Plan
+from isomorph.primitives import Primitives
+
+Array = NDArray[Any]
+
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Distance from 1 to the next number of each dtype."""
+
+
+class NodeBound(NamedTuple):
+    """The bound of one node.
+
+    Attributes:
+        name, operation: the node.
+        reduction: K, the length of its longest sum.
+        largest: ``max |y_ref|`` over its outputs.
+        layer_norm: ``max |x| / sigma`` summed over the layer norms inside.
+        bound: how far its values may be off.
+    """
+
+    name: str
+    operation: str
+    reduction: int
+    largest: float
+    layer_norm: float
+    bound: float
+
+
+class NumericBound(NamedTuple):
+    """The bound of a network, and the reference's answer that it was measured on.
+
+    Attributes:
+        total: how far any output may be off.
+        nodes: the share of each node.
+        outputs: the reference's outputs by name, float64.
+        program: the trace at the inputs' sizes.
+    """
+
+    total: float
+    nodes: tuple[NodeBound, ...]
+    outputs: dict[str, Array]
+    program: Program
+
+
+def numeric_bound(
+    plan: Plan,
+    weights: Mapping[str, Any],
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    dtype: str = "float32",
+) -> NumericBound:
+    """Run the reference and state how far a backend computing in ``dtype`` may be from it.
+
+    Args:
+        plan: the network.
+        weights: arrays by parameter path.
+        inputs: by position or by name.
+        dtype: one of :data:`EPSILON`.
+    """
+    watched = _WatchedPrimitives()
+    network = ReferenceNetwork(plan, weights, cast("Primitives", watched))
+    named = inputs if isinstance(inputs, Mapping) else {}
+    arrays = [np.asarray(a) for a in network.contracts.bind(() if named else tuple(inputs), named)]
+    program = trace(plan, network.contracts.check(arrays))
+    nodes: list[NodeBound] = []
+
+    def observe(node: Node, taken: tuple[Any, ...], made: tuple[Array, ...]) -> None:
+        reduction = program.reduction(node.name)
+        largest = max((_largest(array) for array in made), default=0.0)
+        norms = sum(watched.taken())
+        bound = value_bound(reduction, largest, dtype) + EPSILON[dtype] * norms
+        nodes.append(NodeBound(node.name, node.operator.name, reduction, largest, norms, bound))
+
+    outputs = network.run(arrays, observe)
+    return NumericBound(sum(node.bound for node in nodes), tuple(nodes), outputs, program)
+
+
+def value_bound(reduction: int, largest: float, dtype: str = "float32") -> float:
+    """``4 eps sqrt(K) max(1, max |y_ref|)``."""
+    return 4 * EPSILON[dtype] * reduction**0.5 * max(1.0, largest)
+
+
+def gradient_bound(
+    program: Program, node: str, gradients: Mapping[str, Array], *, dtype: str = "float32"
+) -> float:
+    """``4 eps sqrt(K rows) max |g_ref|`` for the parameters of one node.
+
+    Args:
+        program: the trace at the inputs' sizes; it gives K and the rows that a gradient sums over.
+        node: the node's name.
+        gradients: the true gradients by parameter path; those of other nodes are passed over.
+        dtype: what the backend computes in.
+    """
+    own = [_largest(g) for path, g in gradients.items() if path.startswith(node + ".")]
+    terms = program.reduction(node) * parameter_rows(program, node)
+    return 4 * EPSILON[dtype] * terms**0.5 * max(own, default=0.0)
+
+
+class _WatchedPrimitives:
+    """NumPy's primitives, noting ``max |x| / sigma`` of every layer norm."""
+
+    def __init__(self) -> None:
+        self._ratios: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(numpy_primitives, name)
+
+    def layer_norm(self, x: Array, weight: Array | None, bias: Array | None, *, eps: float) -> Array:
+        if x.size:
+            sigma = float(np.sqrt(x.var(axis=-1).min() + eps))
+            self._ratios.append(_largest(x) / sigma)
+        return numpy_primitives.layer_norm(x, weight, bias, eps=eps)
+
+    def taken(self) -> list[float]:
+        """The ratios noted since the last call."""
+        noted, self._ratios = self._ratios, []
+        return noted
+
+
+def _largest(array: Array) -> float:
+    return float(np.max(np.abs(array), initial=0.0))

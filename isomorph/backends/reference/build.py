@@ -1,0 +1,94 @@
+"""A plan and its weights as a NumPy function: any float in, float64 out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isomorph.backends.contract import DTYPE_KINDS, InputContracts
+from isomorph.backends.holder import Holder, Observer, evaluate, with_ties
+from isomorph.backends.reference import primitives as numpy_primitives
+from isomorph.backends.reference.layers import to_float64
+from isomorph.plan import Plan
+from isomorph.primitives import Primitives
+from isomorph.weights.check import check_weights
+
+Array = NDArray[Any]
+
+
+class _KindByName(dict[Any, str]):
+    """Kinds by NumPy dtype, looked up by name once: bfloat16 is a dtype only once ml_dtypes is loaded."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = DTYPE_KINDS.get(key.name, "other")
+        return self[key]
+
+
+class ReferenceNetwork:
+    """A plan with weights, computed in float64.
+
+    Args:
+        plan: the network.
+        weights: arrays by parameter path; copied, so later changes to them do not matter.
+        primitives: the primitives to compute with, NumPy's unless someone wants to look on.
+
+    Raises:
+        IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry.
+    """
+
+    def __init__(
+        self, plan: Plan, weights: Mapping[str, Any], primitives: Primitives = numpy_primitives
+    ) -> None:
+        check_weights(plan, {path: np.shape(array) for path, array in weights.items()})
+        self.plan = plan
+        self.contracts = InputContracts(plan, _KindByName())
+        parameters = with_ties(plan, {path: to_float64(array) for path, array in weights.items()})
+        self._holders = [Holder(node.operator, primitives, parameters, node.name) for node in plan.nodes]
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The output, or a dictionary of outputs in order; inputs by position or by name.
+
+        Raises:
+            IsomorphError: E_RUNTIME when an input does not fit its contract.
+        """
+        outputs = self.run(self.contracts.bind(inputs, named))
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def run(self, inputs: Sequence[Any], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs by name; ``observe(node, inputs, outputs)`` sees every node's float64 tensors."""
+        arrays = [np.asarray(given) for given in inputs]
+        self.contracts.check(arrays)
+        values = self.contracts.values
+        ready = [
+            to_float64(array) if DTYPE_KINDS[value.dtype] == "float" else array
+            for array, value in zip(arrays, values, strict=True)
+        ]
+        with np.errstate(all="ignore"):  # NaN and infinity pass through silently, as they do elsewhere
+            outputs = evaluate(self.plan, self._holders, ready, observe)
+        return {name: np.array(array) for name, array in outputs.items()}  # owned by the caller
+
+
+def build(plan: Plan, weights: Mapping[str, Any]) -> ReferenceNetwork:
+    """The plan as a function of arrays: float64 inside, one array or a dictionary of them out.
+
+    Raises:
+        IsomorphError: E_WEIGHTS when the weights are not exactly the plan's.
+    """
+    return ReferenceNetwork(plan, weights)
+
+
+def run(
+    plan: Plan,
+    weights: Mapping[str, Any],
+    inputs: Sequence[Any] | Mapping[str, Any],
+    observe: Observer | None = None,
+) -> dict[str, Array]:
+    """Build, and evaluate once. Outputs by name; ``observe`` is called after every node."""
+    network = ReferenceNetwork(plan, weights)
+    named = inputs if isinstance(inputs, Mapping) else {}
+    given = () if isinstance(inputs, Mapping) else inputs
+    return network.run(network.contracts.bind(given, named), observe)

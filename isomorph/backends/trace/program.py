@@ -1,0 +1,199 @@
+"""What a trace is: tensors without values, and the steps that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedTensor:
+    """A tensor of a :class:`Program`: a shape and a dtype, no values.
+
+    ``+``, ``-`` and ``*`` with another tensor or a number record the steps ``add``, ``subtract`` and
+    ``multiply``.
+
+    Attributes:
+        program: where it is recorded.
+        id: its index in ``program.tensors``.
+        shape: sizes.
+        dtype: ``"float32"``, ``"int64"``, ...
+    """
+
+    program: Program = field(repr=False)
+    id: int
+    shape: Shape
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def __add__(self, other: TracedTensor | float) -> TracedTensor:
+        return self._combine("add", self, other)
+
+    def __radd__(self, other: float) -> TracedTensor:
+        return self._combine("add", other, self)
+
+    def __sub__(self, other: TracedTensor | float) -> TracedTensor:
+        return self._combine("subtract", self, other)
+
+    def __rsub__(self, other: float) -> TracedTensor:
+        return self._combine("subtract", other, self)
+
+    def __mul__(self, other: TracedTensor | float) -> TracedTensor:
+        return self._combine("multiply", self, other)
+
+    def __rmul__(self, other: float) -> TracedTensor:
+        return self._combine("multiply", other, self)
+
+    def _combine(
+        self, primitive: str, left: TracedTensor | float, right: TracedTensor | float
+    ) -> TracedTensor:
+        """One operation per element of the result; a number becomes the attribute ``left`` or ``right``."""
+        tensors = [side for side in (left, right) if isinstance(side, TracedTensor)]
+        numbers = {
+            name: side
+            for name, side in (("left", left), ("right", right))
+            if not isinstance(side, TracedTensor)
+        }
+        shape = broadcast(*(tensor.shape for tensor in tensors))
+        return self.program.record(primitive, tensors, shape, numbers, flops=prod(shape))
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The common shape under NumPy's rules; ValueError when there is none."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    sizes = []
+    for axis in zip(*padded, strict=True):
+        wide = {size for size in axis if size != 1}
+        if len(wide) > 1:
+            raise ValueError(f"shapes {', '.join(map(str, shapes))} do not broadcast")
+        sizes.append(wide.pop() if wide else 1)
+    return tuple(sizes)
+
+
+class Step(NamedTuple):
+    """One primitive of a program.
+
+    Attributes:
+        primitive: a name of :class:`isomorph.primitives.Primitives`, or ``add``, ``subtract``, ``multiply``.
+        inputs: ids of its tensors, parameters included, in the primitive's order.
+        attributes: everything else that it was called with, by name.
+        outputs: ids of its results.
+        path: which operator asked for it: ``n1.attn.q_proj``.
+        flops: floating-point operations; zero for moving data.
+        reduction: length of its longest sum; 1 when no element depends on a sum.
+        view: True when a result is its input's memory seen otherwise (``reshape``).
+    """
+
+    primitive: str
+    inputs: tuple[int, ...]
+    attributes: Mapping[str, Any]
+    outputs: tuple[int, ...]
+    path: str
+    flops: int
+    reduction: int
+    view: bool
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """A network as a list of primitives over tensors of known sizes.
+
+    Attributes:
+        dtype: the compute dtype.
+        sizes: the symbol values that it was traced at.
+        tensors: every tensor; ids index this list.
+        inputs, parameters, outputs: tensors by input name, parameter path, output name.
+        steps: the primitives in order of evaluation.
+    """
+
+    dtype: str = "float32"
+    sizes: dict[str, int] = field(default_factory=dict)
+    tensors: list[TracedTensor] = field(default_factory=list)
+    inputs: dict[str, TracedTensor] = field(default_factory=dict)
+    parameters: dict[str, TracedTensor] = field(default_factory=dict)
+    outputs: dict[str, TracedTensor] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    _path: str = ""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all steps."""
+        return sum(step.flops for step in self.steps)
+
+    def within(self, path: str) -> list[Step]:
+        """The steps of an operator and of all that is inside it."""
+        return [step for step in self.steps if step.path == path or step.path.startswith(path + ".")]
+
+    def reduction(self, path: str) -> int:
+        """The longest reduction inside an operator, at least 1."""
+        return max((step.reduction for step in self.within(path)), default=1)
+
+    def tensor(self, shape: Sequence[int], dtype: str) -> TracedTensor:
+        """A new tensor that no step makes: an input or a parameter."""
+        made = TracedTensor(self, len(self.tensors), tuple(shape), dtype)
+        self.tensors.append(made)
+        return made
+
+    def record(
+        self,
+        primitive: str,
+        inputs: Sequence[TracedTensor],
+        shape: Shape,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        flops: int = 0,
+        reduction: int = 1,
+        dtype: str | None = None,
+        view: bool = False,
+    ) -> TracedTensor:
+        """Add a step with one result, of its first tensor's dtype unless stated."""
+        return self.record_many(
+            primitive, inputs, [shape], attributes, flops=flops, reduction=reduction, dtype=dtype, view=view
+        )[0]
+
+    def record_many(
+        self,
+        primitive: str,
+        inputs: Sequence[TracedTensor],
+        shapes: Sequence[Shape],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        flops: int = 0,
+        reduction: int = 1,
+        dtype: str | None = None,
+        view: bool = False,
+    ) -> tuple[TracedTensor, ...]:
+        """Add a step with several results."""
+        made = tuple(self.tensor(shape, dtype or inputs[0].dtype) for shape in shapes)
+        self.steps.append(
+            Step(
+                primitive,
+                tuple(tensor.id for tensor in inputs),
+                dict(attributes or {}),
+                tuple(tensor.id for tensor in made),
+                self._path,
+                flops,
+                max(1, reduction),
+                view,
+            )
+        )
+        return made
+
+    @contextmanager
+    def entering(self, path: str) -> Iterator[None]:
+        """Steps recorded inside belong to the operator at ``path``."""
+        outer, self._path = self._path, path
+        try:
+            yield
+        finally:
+            self._path = outer

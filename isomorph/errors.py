@@ -1,0 +1,91 @@
+"""The one error class, its codes, and the helpers that write good messages.
+
+Inner code states what conflicts; the code that knows the line adds the place. Nothing else in the
+package derives from :class:`Exception` for a person to see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CODES = frozenset(
+    """E_SYNTAX E_NAME E_OPERATOR E_ARGUMENT E_BINDING E_CONSTRAINT E_AMBIGUOUS E_UNRESOLVED E_DTYPE
+    E_OUTPUT E_RESOURCE E_WEIGHTS E_INTEGRITY E_RUNTIME E_BACKEND E_CHECKPOINT""".split()
+)
+
+
+class Location(NamedTuple):
+    """A place in a definition: file, 1-based line and column (in characters), and the line's text."""
+
+    file: str
+    line: int
+    column: int
+    text: str = ""
+
+    def render(self) -> list[str]:
+        """The place and, where the source is known, its line with a caret."""
+        lines = [f"  {self.file}:{self.line}:{self.column}"]
+        text = self.text.expandtabs(1)
+        if text.strip():
+            offset = self.column - 1
+            if len(text) > 120:  # keep a window around the caret
+                start = max(0, offset - 60)
+                text, offset = text[start : start + 120], offset - start
+            text = "".join(character if character.isprintable() else "?" for character in text)
+            gutter = f"  {self.line} | "
+            lines.append(gutter + text.rstrip())
+            lines.append(" " * (len(gutter) - 2) + "| " + " " * offset + "^")
+        return lines
+
+
+class IsomorphError(Exception):
+    """Every error that isomorph raises on purpose.
+
+    Attributes:
+        code: one of :data:`CODES`, such as ``E_CONSTRAINT``.
+        message: what happened and what was expected, with the received values.
+        location: the place in the definition, or None.
+        hints: further lines: where values came from, how to mend it.
+    """
+
+    def __init__(
+        self, code: str, message: str, location: Location | None = None, hints: Iterable[str] = ()
+    ) -> None:
+        assert code in CODES, code
+        super().__init__(code, message, location, tuple(hints))
+        self.code = code
+        self.message = message
+        self.location = location
+        self.hints = tuple(hints)
+
+    def __str__(self) -> str:
+        lines = [f"{self.code}: {self.message}"]
+        if self.location is not None:
+            lines += self.location.render()
+        lines += [f"  {hint}" for hint in self.hints]
+        return "\n".join(lines)
+
+
+def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
+    """The choices that a mistyped word most resembles, best first."""
+    from difflib import get_close_matches  # loaded only when something went wrong
+
+    return get_close_matches(word[:100], [str(choice) for choice in choices], n=count, cutoff=0.6)
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> list[str]:
+    """A hint line for a mistyped word, or none."""
+    found = nearest(word, choices)
+    return [f"did you mean {' or '.join(found)}?"] if found else []
+
+
+def shorten(value: object, width: int = 60) -> str:
+    """A short, safe spelling of a received value for a message."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer too long to print
+        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else "a value"
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,84 @@
+"""Norms over the last axis."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from isomorph.initializers import Constant
+from isomorph.operators.declare import Example, Operator, Parameter, argument, operator
+from isomorph.primitives import Primitives, Tensor
+
+ONE, ZERO = Constant(1.0), Constant(0.0)
+
+
+@operator("layer_norm", shape="x[B, ..., D] -> out[B, ..., D]", category="normalization")
+class LayerNorm(Operator):
+    """Re-center and rescale each position over its features.
+
+    ```
+    out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
+    ```
+
+    Mean and variance are taken over the last axis alone, the variance after the mean has been
+    subtracted (two passes) and without Bessel's correction, in float32 at least (Ba et al., 2016).
+    There are no running statistics. Flax's own default for `eps` is 1e-6; here it is 1e-5, as in PyTorch.
+    """
+
+    leaf: ClassVar = "layer_norm"
+
+    eps: float = argument(1e-5, above=0, doc="Added to the variance.")
+    affine: bool = argument(True, doc="Learn a gain, and a shift unless `bias` is false.")
+    bias: bool = argument(True, doc="Learn a shift; needs `affine`.")
+
+    examples: ClassVar = (
+        Example("Normalize a sequence of width 16.", "layer_norm()", ("B", 5, 16)),
+        Example("Without a shift.", "layer_norm(bias=False)", ("B", 6)),
+        Example("No parameters.", "layer_norm(affine=False, eps=1e-6)", ("B", 5, 16)),
+    )
+
+    def parameters(self, D: int) -> dict[str, Parameter]:
+        found = {}
+        if self.affine:
+            found["weight"] = Parameter((D,), ONE, ("embed",))
+            if self.bias:
+                found["bias"] = Parameter((D,), ZERO, ("embed",))
+        return found
+
+    def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
+        return F.layer_norm(
+            x,
+            m.weight if self.affine else None,
+            m.bias if self.affine and self.bias else None,
+            eps=self.eps,
+        )
+
+
+@operator("rms_norm", shape="x[B, ..., D] -> out[B, ..., D]", category="normalization")
+class RMSNorm(Operator):
+    """Rescale each position by the root of its mean square (Zhang and Sennrich, 2019).
+
+    ```
+    out = x / sqrt(mean(x ** 2) + eps) * weight
+    ```
+
+    The mean square and the division are computed in float32 at least and cast back afterwards. With
+    `zero_centered` the weight starts at 0 and is used as `1 + weight`.
+    """
+
+    eps: float = argument(1e-6, above=0, doc="Added to the mean square.")
+    affine: bool = argument(True, doc="Learn a gain.")
+    zero_centered: bool = argument(False, doc="Store the gain as its distance from 1.")
+
+    examples: ClassVar = (
+        Example("Normalize a sequence of width 16.", "rms_norm()", ("B", 5, 16)),
+        Example("A gain stored around zero.", "rms_norm(zero_centered=True)", ("B", 6)),
+    )
+
+    def parameters(self, D: int) -> dict[str, Parameter]:
+        if not self.affine:
+            return {}
+        return {"weight": Parameter((D,), ZERO if self.zero_centered else ONE, ("embed",))}
+
+    def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
+        offset = 1.0 if self.zero_centered else 0.0
+        return F.rms_norm(x, m.weight if self.affine else None, eps=self.eps, offset=offset)

@@ -1,0 +1,123 @@
+"""The small set of tensor functions that every backend implements; operators are written in them.
+
+Beside these functions a tensor has ``.shape`` (a tuple of sizes; a compiler may make them symbolic) and
+the arithmetic ``+``, ``-``, ``*`` between tensors of equal or broadcastable shape, or with a Python
+number. A result has the dtype of its first tensor unless stated. The module of each backend named
+``primitives`` is checked against :class:`Primitives`. Axes may be negative unless stated.
+
+Axis legend: B batch, T (query) positions, S key positions, H heads, K key/value heads, d head width,
+D model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+Tensor = Any
+"""A backend's array: ``numpy.ndarray``, ``torch.Tensor``, ``jax.Array`` or a traced value."""
+
+
+class Primitives(Protocol):
+    """What ``F`` offers to ``Operator.forward``."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ weight.T + bias``: ``[..., D_in], [D_out, D_in], [D_out] -> [..., D_out]``."""
+        ...
+
+    def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1) -> Tensor:
+        """Cross-correlation without padding: ``[B, C, H, W], [O, C, p, q] -> [B, O, H', W']``."""
+        ...
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """Rows of a table: ``[...]:int64, [N, D] -> [..., D]``. An id outside 0..N-1 is E_RUNTIME."""
+        ...
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float) -> Tensor:
+        """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last axis, two-pass, in float32 at least."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, *, eps: float, offset: float = 0.0) -> Tensor:
+        """``x / sqrt(mean(x^2) + eps) * (weight + offset)`` over the last axis; squares in float32 at least."""
+        ...
+
+    def l2_normalize(self, x: Tensor, *, eps: float) -> Tensor:
+        """``x / sqrt(sum(x^2) + eps)`` over the last axis, in float32 at least."""
+        ...
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        dropout: Any = None,
+    ) -> Tensor:
+        """``softmax(q k^T / sqrt(d)) v``: ``[B, H, T, d], [B, K, S, d], [B, K, S, d] -> [B, H, T, d]``.
+
+        Query head h reads key/value head ``h // (H / K)``. ``mask [B, S]`` is True where a key may be
+        attended. ``causal``: key j is visible to query i when ``j <= i + S - T``. ``window > 0``: also
+        ``j > i + S - T - window`` and, without ``causal``, ``j < i + S - T + window``. ``softcap > 0``:
+        scores become ``softcap * tanh(scores / softcap)``. A query that may attend nothing yields zeros,
+        and a hidden value (NaN and inf too) changes nothing. ``dropout`` is a child callable that drops
+        attention weights, or None. Softmax in float32 at least.
+        """
+        ...
+
+    def relu(self, x: Tensor) -> Tensor: ...
+
+    def silu(self, x: Tensor) -> Tensor:
+        """``x * sigmoid(x)``."""
+        ...
+
+    def gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
+        """``0.5 x (1 + erf(x / sqrt 2))``; with ``"tanh"`` the tanh form (Hendrycks and Gimpel, 2016)."""
+        ...
+
+    def quick_gelu(self, x: Tensor) -> Tensor:
+        """``x * sigmoid(1.702 x)``."""
+        ...
+
+    def tanh(self, x: Tensor) -> Tensor: ...
+
+    def sigmoid(self, x: Tensor) -> Tensor: ...
+
+    def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
+        """Softmax with the maximum subtracted, in float32 at least."""
+        ...
+
+    def reshape(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Same elements, row-major; no -1."""
+        ...
+
+    def permute(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """Axis i of the result is axis ``axes[i]`` of x."""
+        ...
+
+    def concatenate(self, tensors: tuple[Tensor, ...], axis: int) -> Tensor: ...
+
+    def narrow(self, x: Tensor, axis: int, start: int, stop: int | None) -> Tensor:
+        """Elements ``start..stop-1`` along one axis; None for the end, negative counts from the end."""
+        ...
+
+    def expand(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Axes of size 1 repeated to ``shape``; same rank."""
+        ...
+
+    def mean(self, x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
+        """Arithmetic mean along one axis, accumulated in float32 at least. No elements: E_RUNTIME."""
+        ...
+
+    def max(self, x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
+        """Largest element along one axis. No elements: E_RUNTIME."""
+        ...
+
+    def cos_sin(self, length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of ``position * frequency``: two ``[length, len(frequencies)]`` tables.
+
+        Positions are 0..length-1; angles are float64 and rounded once, to ``like``'s dtype and device.
+        """
+        ...

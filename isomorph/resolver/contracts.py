@@ -1,0 +1,130 @@
+"""Reads the declared shapes and dtypes of inputs and outputs, from the text and from the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from isomorph.errors import IsomorphError, Location, did_you_mean, shorten
+from isomorph.language.graph import Contract
+from isomorph.plan import DTYPE_BYTES, INPUT_DTYPES
+from isomorph.resolver.dimensions import parse_dimension, show_shape
+
+
+class Declared(NamedTuple):
+    """A contract with its sizes read."""
+
+    name: str
+    shape: tuple[Any, ...]
+    dtype: str | None
+    location: Location | None
+
+
+def given_contracts(kind: str, given: Any) -> list[Contract]:
+    """Contracts from ``input=`` or ``output=``: a shape (named ``""``), or a dictionary of them."""
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        if not given:
+            raise IsomorphError("E_BINDING", f"{kind}={{}} declares nothing; leave it out or name a shape")
+        for name in given:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise IsomorphError("E_NAME", f"{kind}: {shorten(name)} is not a tensor name")
+        return [Contract(name, _shape(f"{kind} {name}", shape)) for name, shape in given.items()]
+    return [Contract("", _shape(kind, given))]
+
+
+def _shape(what: str, shape: Any) -> tuple[Any, ...]:
+    if isinstance(shape, str) or not isinstance(shape, tuple | list):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f'{what}: a shape is a tuple such as ("B", 8, 32), got {shorten(shape)}',
+        )
+    return tuple(shape)
+
+
+def check_dtype(dtype: Any) -> str:
+    """A compute dtype, or E_DTYPE."""
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise IsomorphError(
+            "E_DTYPE",
+            f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {shorten(dtype)}",
+            hints=did_you_mean(str(dtype), DTYPE_BYTES),
+        )
+    return dtype
+
+
+def check_input_dtype(dtype: Any, location: Location | None = None) -> str:
+    """A dtype that an input may have, or E_DTYPE."""
+    if not isinstance(dtype, str) or dtype not in INPUT_DTYPES:
+        raise IsomorphError(
+            "E_DTYPE",
+            f"an input's dtype must be one of {', '.join(INPUT_DTYPES)}, got {shorten(dtype)}",
+            location,
+            did_you_mean(str(dtype), INPUT_DTYPES),
+        )
+    return dtype
+
+
+def read_shape(contract: Contract, kind: str, largest: int) -> tuple[Any, ...]:
+    """Sizes of a contract; E_ARGUMENT for what is no size, E_RESOURCE for one that is too large."""
+    where = f"{kind} {contract.name}".strip()
+    if len(contract.shape) < 1:
+        raise IsomorphError("E_ARGUMENT", f"{where}: a shape has at least a batch axis, got ()", contract.location)
+    if len(contract.shape) > 16:
+        raise IsomorphError(
+            "E_RESOURCE", f"{where}: at most 16 axes, got {len(contract.shape)}", contract.location
+        )
+    return tuple(_dimension(d, where, largest, contract.location) for d in contract.shape)
+
+
+def _dimension(dimension: Any, where: str, largest: int, location: Location | None) -> Any:
+    if type(dimension) is int:
+        if dimension < 1:
+            raise IsomorphError("E_ARGUMENT", f"{where}: a size is at least 1, got {shorten(dimension)}", location)
+        if dimension > largest:
+            raise IsomorphError(
+                "E_RESOURCE", f"{where}: a size is at most {largest:,}, got {shorten(dimension)}", location
+            )
+        return dimension
+    if isinstance(dimension, str) and len(dimension) <= 100:
+        try:
+            found = parse_dimension(dimension)
+        except ValueError:
+            found = None
+        if found is not None and type(found) is not int:
+            return found
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f'{where}: a size is a positive int or a symbol such as "B" or "2*T+1", got {shorten(dimension)}',
+        location,
+    )
+
+
+def merge(kind: str, stated: list[Declared], given: list[Declared]) -> list[Declared]:
+    """Contracts of the text and of the caller, which must agree where both speak."""
+    if not stated or not given:
+        return stated or given
+    names = [one.name for one in stated]
+    theirs = [one.name for one in given]
+    if len(given) == 1 and len(stated) == 1 and "" in (theirs[0], names[0]):
+        theirs = names  # a lone unnamed contract is the one there is
+    if sorted(names) != sorted(theirs):
+        raise IsomorphError(
+            "E_BINDING",
+            f"the definition declares {kind}s {', '.join(names)}, the call gives {', '.join(theirs)}",
+            stated[0].location,
+            [f"leave one of the two out, or name the same {kind}s"],
+        )
+    by_name = dict(zip(theirs, given, strict=True))
+    for one in stated:
+        other = by_name[one.name]
+        if one.shape != other.shape:
+            label = f"{kind} {one.name}".strip()
+            raise IsomorphError(
+                "E_CONSTRAINT",
+                f"{label}: the definition says {show_shape(one.shape)}, the call says {show_shape(other.shape)}",
+                one.location,
+                ["leave one of the two out, or make them equal"],
+            )
+    return stated

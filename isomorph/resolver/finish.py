@@ -1,0 +1,352 @@
+"""The last steps of resolving: open ranks, instances, parameters, bindings, and the plan itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from isomorph import initializers
+from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.language.graph import Contract, InitializerCall
+from isomorph.operators.declare import Conflict, Operator
+from isomorph.plan import DTYPE_BYTES, Bound, Node, Plan, Value
+from isomorph.resolver import story
+from isomorph.resolver.dimensions import Affine, Symbol
+from isomorph.resolver.solver import Clash, OpenShape
+
+if TYPE_CHECKING:
+    from isomorph.resolver.resolve import Draft, Resolution
+
+_EMPTY: dict[str, Any] = {}
+
+
+def settle(resolution: Resolution, shape: OpenShape) -> None:
+    """Close an open shape where only one rank fits what is known."""
+    solver = resolution.solver
+    solver.owner = shape.owner
+    count = solver.value(shape.count)
+    given = solver.product(shape.prefix[1:])
+    fewest = len(shape.prefix)
+    if type(count) is int and type(given) is int:
+        if count % given:
+            raise Clash(count, given, f"{count} elements are not a multiple of {given}")
+        if count == given and (shape.ranks is None or fewest in shape.ranks):
+            solver.close(shape, fewest)
+            return
+        fewest += count != given
+    elif count != given and not (isinstance(count, Affine) and count.is_open):
+        fewest += 1
+    ranks = [rank for rank in sorted(shape.ranks or ()) if rank >= fewest]
+    if len(ranks) == 1:
+        solver.close(shape, ranks[0])
+
+
+def finish(
+    resolution: Resolution, outputs: list[tuple[str, int]], definition: Callable[..., str]
+) -> Plan:
+    """Everything is solved: check what only a whole plan can break and build it."""
+    _close_shapes(resolution)
+    _check_reachable(resolution, outputs)
+    nodes = _nodes(resolution)
+    _check_ties(resolution, nodes)
+    plan = Plan(
+        dtype=resolution.dtype,
+        values=_values(resolution, nodes),
+        inputs=tuple((one.name, i) for i, one in enumerate(resolution.input_contracts)),
+        outputs=tuple(outputs),
+        nodes=nodes,
+        bounds=_bounds(resolution),
+        definition=definition(_input_statements(resolution), _output_statements(resolution)),
+        named_inputs=resolution.named_inputs,
+    )
+    _check_parameter_bytes(resolution, plan)
+    return plan
+
+
+def _input_statements(resolution: Resolution) -> list[Contract]:
+    named = resolution.named_inputs
+    return [
+        Contract(
+            one.name if named else "",
+            _written(one.shape),
+            None if one.dtype == resolution.dtype else one.dtype,
+        )
+        for one in resolution.input_contracts
+    ]
+
+
+def _output_statements(resolution: Resolution) -> list[Contract]:
+    return [Contract(one.name, _written(one.shape)) for one in resolution.output_contracts]
+
+
+def _written(shape: tuple[Any, ...]) -> tuple[int | str, ...]:
+    return tuple(size if type(size) is int else repr(size) for size in shape)
+
+
+def _close_shapes(resolution: Resolution) -> None:
+    solver = resolution.solver
+    shapes = resolution.shapes
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for value, shape in enumerate(shapes):
+        if type(shape) is OpenShape:
+            shape = shape.closed
+        if solver.unknowns:
+            closed = known.get(shape)
+            if closed is None:
+                closed = known[shape] = solver.values(shape)
+            shape = closed
+        shapes[value] = shape
+
+
+def _check_reachable(resolution: Resolution, outputs: list[tuple[str, int]]) -> None:
+    """Every node must reach an output and every input must be read."""
+    needed = [False] * len(resolution.shapes)
+    for _, value in outputs:
+        needed[value] = True
+    for draft in reversed(resolution.drafts):
+        if any(needed[value] for value in draft.outputs):
+            for _, value in draft.inputs:
+                needed[value] = True
+        else:
+            raise IsomorphError(
+                "E_BINDING",
+                f"{draft.name} ({draft.operator.name}) reaches no output",
+                draft.locate(),
+                ["use its result, publish it with output(...), or remove the call"],
+            )
+    for i, one in enumerate(resolution.input_contracts):
+        if not needed[i]:
+            raise IsomorphError(
+                "E_BINDING", f"input {one.name} is never read", one.location,
+                ["use it in a call, or remove its declaration"],
+            )  # fmt: skip
+
+
+def _instance(resolution: Resolution, draft: Draft) -> Operator:
+    """The operator of a draft with every size known; a symbol may size nothing."""
+    arguments = draft.arguments
+    if draft.operator.settle is not None:
+        shapes = resolution.shapes
+        arguments = draft.operator.settle(
+            arguments, [shapes[value] for _, value in draft.inputs], [shapes[value] for value in draft.outputs]
+        )
+    elif draft.instance is not None:
+        return draft.instance
+    resolution.solver.owner = draft.index
+    sizes = {name: resolution.solver.value(draft.sizes[name]) for name in draft.operator.sizing}
+    for name, size in sizes.items():
+        if type(size) is not int:
+            raise story.symbolic_size_error(resolution, draft, name, size)
+    return draft.operator.bind(arguments, sizes)
+
+
+def _nodes(resolution: Resolution) -> tuple[Node, ...]:
+    nodes = []
+    for draft in resolution.drafts:
+        call = draft.call
+        operator = _instance(resolution, draft)
+        extras: Any = (_EMPTY, _EMPTY, _EMPTY)
+        if call.init is not None or call.trainable is not None or call.tie is not None:
+            extras = (_init(draft, operator), _trainable(draft, operator), _tie(draft, operator))
+        nodes.append(
+            Node(draft.index, draft.name, operator, tuple(draft.inputs), draft.outputs, *extras, call.locate)
+        )
+    return tuple(nodes)
+
+
+def _values(resolution: Resolution, nodes: tuple[Node, ...]) -> tuple[Value, ...]:
+    found = []
+    for value, (call, output) in enumerate(resolution.producers):
+        if call < 0:
+            name = resolution.input_contracts[output].name
+            source = name if resolution.named_inputs else "input"
+            found.append(Value(source, resolution.shapes[value], resolution.dtypes[value], -1, name))
+        else:
+            ports = nodes[call].operator.signature.outputs
+            port = ports[output].name
+            source = f"{nodes[call].name}.{port}" if len(ports) > 1 else nodes[call].name
+            found.append(Value(source, resolution.shapes[value], resolution.dtype, call, port))
+    return tuple(found)
+
+
+# -- what a call says of its parameters ----------------------------------------------------------
+
+
+def _unknown_path(draft: Draft, what: str, path: Any, known: Any) -> IsomorphError:
+    hints = did_you_mean(str(path), known) or [f"paths: {', '.join(known) or 'none'}"]
+    return IsomorphError(
+        "E_ARGUMENT", f"{draft.operator.name}: {what} names {shorten(path)}, which is no parameter of it",
+        draft.locate(what), hints,
+    )  # fmt: skip
+
+
+def _init(draft: Draft, operator: Operator) -> dict[str, initializers.Initializer]:
+    found: dict[str, initializers.Initializer] = {}
+    tied = draft.call.tie or {}
+    for path, written in (draft.call.init or {}).items():
+        spec = operator.all_parameters.get(path)
+        if spec is None:
+            raise _unknown_path(draft, "init", path, operator.all_parameters)
+        try:
+            initial = _initializer(written)
+        except IsomorphError as error:
+            raise IsomorphError(error.code, f"init of {path}: {error.message}", draft.locate("init"), error.hints) from None
+        if len(spec.shape) < initial.minimum_rank:
+            raise IsomorphError(
+                "E_ARGUMENT",
+                f"init of {path}: {initial.scheme} needs at least {initial.minimum_rank} axes, "
+                f"the parameter has shape {list(spec.shape)}",
+                draft.locate("init"),
+            )
+        if path in tied:
+            raise IsomorphError(
+                "E_ARGUMENT", f"init of {path}: it is tied to {tied[path]}, whose init it takes", draft.locate("init")
+            )
+        found[path] = initial
+    return found
+
+
+def _initializer(written: Any) -> initializers.Initializer:
+    if isinstance(written, initializers.Initializer):
+        return written
+    if isinstance(written, InitializerCall):
+        return initializers.make(written.name, written.arguments, written.keywords)
+    if type(written) in (int, float):
+        return initializers.Constant(written)
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"must be a number or a scheme such as normal(std=0.02), got {shorten(written)}",
+        hints=[f"schemes: {', '.join(initializers.SCHEMES)}"],
+    )
+
+
+def _trainable(draft: Draft, operator: Operator) -> dict[str, bool]:
+    written = draft.call.trainable
+    if written is None:
+        return _EMPTY
+    if isinstance(written, bool):
+        return {"": written}
+    if not isinstance(written, dict):
+        raise IsomorphError(
+            "E_ARGUMENT", f"trainable must be True, False or a dictionary of them, got {shorten(written)}",
+            draft.locate("trainable"),
+        )  # fmt: skip
+    prefixes = {".".join(path.split(".")[: i + 1]) for path in operator.all_parameters for i in range(path.count(".") + 1)}
+    for path, flag in written.items():
+        if path not in prefixes:
+            raise _unknown_path(draft, "trainable", path, sorted(prefixes))
+        if type(flag) is not bool:
+            raise IsomorphError(
+                "E_ARGUMENT", f"trainable of {path} must be True or False, got {shorten(flag)}",
+                draft.locate("trainable"),
+            )  # fmt: skip
+    return dict(written)
+
+
+def _tie(draft: Draft, operator: Operator) -> dict[str, str]:
+    for path, owner in (draft.call.tie or {}).items():
+        if path not in operator.all_parameters:
+            raise _unknown_path(draft, "tie", path, operator.all_parameters)
+        if not isinstance(owner, str):
+            raise IsomorphError(
+                "E_ARGUMENT", f'tie of {path} must be a path such as "wte.weight", got {shorten(owner)}',
+                draft.locate("tie"),
+            )  # fmt: skip
+    return dict(draft.call.tie or {})
+
+
+def _check_ties(resolution: Resolution, nodes: tuple[Node, ...]) -> None:
+    tying = [node for node in nodes if node.tie]
+    if not tying:
+        return
+    by_name = {node.name: node for node in nodes}
+    for node in tying:
+        draft = resolution.drafts[node.index]
+        for path, owner in node.tie.items():
+            name, _, inner = owner.partition(".")
+            held = by_name.get(name)
+            spec = held.operator.all_parameters.get(inner) if held else None
+            if held is None or spec is None:
+                known = [f"{n.name}.{p}" for n in nodes for p in n.operator.all_parameters]
+                raise IsomorphError(
+                    "E_ARGUMENT", f"tie of {path}: there is no parameter {shorten(owner)}", draft.locate("tie"),
+                    did_you_mean(owner, known),
+                )  # fmt: skip
+            if inner in held.tie or (held is node and inner == path):
+                target = held.tie.get(inner, "another parameter")
+                raise IsomorphError(
+                    "E_ARGUMENT", f"tie of {path}: {owner} is itself tied", draft.locate("tie"),
+                    [f"tie it to {target}"],
+                )  # fmt: skip
+            own = node.operator.all_parameters[path].shape
+            if own != spec.shape:
+                raise IsomorphError(
+                    "E_CONSTRAINT",
+                    f"tie of {node.name}.{path}: its shape is {list(own)}, that of {owner} is {list(spec.shape)}",
+                    draft.locate("tie"),
+                )
+
+
+# -- bounds ------------------------------------------------------------------------------------
+
+
+def _bounds(resolution: Resolution) -> dict[str, Bound]:
+    found: dict[str, Bound] = {}
+    solver = resolution.solver
+    for draft in resolution.drafts:
+        for name, argument in draft.operator.bounds.items():
+            size = solver.value(draft.sizes[name])
+            limit = draft.arguments[argument]
+            solver.owner = draft.index
+            if type(size) is not int:
+                _narrow(found, size, f"{name} <= {argument}", high=limit)
+            elif size > limit:
+                raise Conflict(f"{name}={size} exceeds {argument}={limit}", argument=argument, sizes=(name,))
+    for dim, minimum, owner in solver.minimums:
+        size = solver.value(dim)
+        solver.owner = owner
+        if type(size) is not int:
+            _narrow(found, size, f"at least {minimum}", low=minimum)
+        elif size < minimum:
+            raise Clash(size, minimum, f"a size would have to be {size}")
+    return found
+
+
+def _narrow(
+    found: dict[str, Bound], size: Affine, rule: str, *, low: int | None = None, high: int | None = None
+) -> None:
+    """Turn a bound on ``c * symbol + k`` into one on the symbol."""
+    if len(size.terms) != 1 or not isinstance(size.terms[0][0], Symbol) or size.terms[0][1] < 0:
+        raise Conflict(
+            f"{size} must be {rule}, which cannot be said of one symbol",
+            code="E_UNRESOLVED",
+            hints=("give numbers for all but one of its symbols",),
+        )
+    (variable, c), k = size.terms[0], size.constant
+    held = found.get(variable.name, Bound())
+    lowest = held.low if low is None else max(held.low, -((k - low) // c))
+    highest = held.high
+    if high is not None:
+        limit = (high - k) // c
+        highest = limit if highest is None else min(highest, limit)
+    if highest is not None and lowest > highest:
+        raise Conflict(f"{variable.name} would have to be at least {lowest} and at most {highest}")
+    found[variable.name] = Bound(lowest, highest)
+
+
+def _check_parameter_bytes(resolution: Resolution, plan: Plan) -> None:
+    limit = resolution.limits["max_parameter_bytes"]
+    size = plan.parameter_count * DTYPE_BYTES[plan.dtype]
+    if size <= limit:
+        return
+    largest = max(plan.nodes, key=lambda node: node.operator.parameter_count)
+    raise IsomorphError(
+        "E_RESOURCE",
+        f"the parameters take {size:,} bytes, the limit is {limit:,}",
+        largest.location,
+        [
+            f"the largest node is {largest.name} ({largest.operator.name}) with "
+            f"{largest.operator.parameter_count:,} parameters",
+            'raise it with limits={"max_parameter_bytes": ...}',
+        ],
+    )

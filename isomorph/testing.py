@@ -1,0 +1,371 @@
+"""Checks for operators, one's own and those of other packages.
+
+:func:`check_operator` reads an operator's declaration, then runs each of its examples in every backend that
+is installed, forward and backward, and compares with the float64 reference:
+
+    from isomorph.testing import check_operator
+
+    def test_my_operator():
+        check_operator("my_operator")
+
+The smaller pieces serve tests of whole plans: :func:`sample_inputs`, :func:`order_one_weights`,
+:func:`sample_sizes`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isomorph.backends.available import Gradients, Harness, available, load
+from isomorph.errors import IsomorphError
+from isomorph.operators import registry
+from isomorph.operators.declare import Operator
+from isomorph.operators.pattern import Signature
+from isomorph.plan import Bound, Plan
+from isomorph.resolver.dimensions import evaluate
+from isomorph.show.page import docstring, operator_page, resolve_example
+
+Array = np.ndarray[Any, Any]
+
+DIRECTIONS = 2
+"""Random directions in which derivatives are compared with central differences."""
+DERIVATIVE_TOLERANCE = 1e-7
+"""Allowed difference from the central differences, in units of ``sum(|gradient * direction|)``."""
+FIRST_STEP = 2.0**-12
+"""Longest step of the central differences: short, so that no step crosses a kink of relu or max."""
+
+
+class Comparison(NamedTuple):
+    """One quantity of one example in one backend.
+
+    Attributes:
+        example: its number on the documentation page, from 1.
+        backend: whose number was compared.
+        quantity: what was compared, such as ``output`` or ``gradient n0.weight``.
+        difference, bound: the largest difference found and the one allowed.
+    """
+
+    example: int
+    backend: str
+    quantity: str
+    difference: float
+    bound: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is within its bound; NaN is not."""
+        return self.difference <= self.bound
+
+    def __str__(self) -> str:
+        return (
+            f"example {self.example}, {self.backend}, {self.quantity}: "
+            f"difference {self.difference:.3g}, allowed {self.bound:.3g}"
+        )
+
+
+@dataclass
+class Report:
+    """What :func:`check_operator` found; ``str`` gives a line per comparison."""
+
+    identity: str
+    backends: tuple[str, ...]
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Comparison]:
+        """Comparisons that left their bounds."""
+        return [comparison for comparison in self.comparisons if not comparison.agrees]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.identity}: {', '.join(self.backends)}", *map(str, self.comparisons)])
+
+
+def check_operator(
+    operator: str | type[Operator], backends: Sequence[str] | None = None, *, seed: int = 0
+) -> Report:
+    """Check an operator's declaration, and its examples in every backend.
+
+    Args:
+        operator: a registered operator or its name.
+        backends: those to run; all that are installed by default. The reference always takes part.
+        seed: of the weights, inputs and directions drawn.
+
+    Returns:
+        Every comparison made, with its difference and its bound.
+
+    Raises:
+        IsomorphError: E_OPERATOR listing all faults of the declaration or all disagreements with their
+            numbers; E_BACKEND for a backend that is not installed; whatever an example raises.
+    """
+    if isinstance(operator, str):
+        found = registry.get(operator)
+        if found is None:
+            raise registry.unknown(operator)
+        operator = found
+    _refuse(operator, "is not declared completely", declaration_faults(operator))
+    names = tuple(available()) if backends is None else tuple(backends)
+    harnesses = {name: load(name) for name in names}
+    report = Report(operator.identity, names)
+    for number, example in enumerate(operator.examples, 1):
+        plan = resolve_example(example)
+        _refuse(operator, f"has an example {number} that does not survive", plan_faults(plan))
+        report.comparisons += compare_outputs(plan, harnesses, number, seed)
+        report.comparisons += compare_gradients(plan, harnesses, number, seed)
+    operator_page(operator)
+    _refuse(operator, "does not compute what the reference computes", report.failures)
+    return report
+
+
+def _refuse(operator: type[Operator], what: str, faults: Iterable[Any]) -> None:
+    lines = [str(fault) for fault in faults]
+    if lines:
+        raise IsomorphError("E_OPERATOR", f"{operator.identity} {what}", hints=lines)
+
+
+# -- declarations ------------------------------------------------------------------------------
+
+
+def declaration_faults(operator: type[Operator]) -> list[str]:
+    """What is missing from an operator's declaration, a sentence each; empty when nothing is."""
+    title, description = docstring(operator)
+    faults = []
+    if not operator.__dict__.get("__doc__") or not title.endswith((".", "`")):
+        faults.append("its docstring must begin with a sentence")
+    if not description and operator.arguments:
+        faults.append("its docstring must describe it after the first sentence")
+    if operator.forward is Operator.forward:
+        faults.append("it has no forward computation")
+    if Signature.parse(operator.shape) != operator.signature:
+        faults.append(f"its shape pattern {operator.shape!r} is not its signature")
+    faults += [f"argument {spec.name} has no doc" for spec in operator.arguments.values() if not spec.doc]
+    faults += [f"bound {size} names {name}, which is no argument" for size, name in operator.bounds.items()
+               if name not in operator.arguments]  # fmt: skip
+    return faults + _example_faults(operator)
+
+
+def _example_faults(operator: type[Operator]) -> list[str]:
+    if not operator.examples:
+        return ["it has no example"]
+    faults = []
+    for number, example in enumerate(operator.examples, 1):
+        if not example.title.endswith("."):
+            faults.append(f"the title of example {number} must be a sentence")
+        if f"{operator.name}(" not in example.definition:
+            faults.append(f"example {number} does not call it")
+    return faults
+
+
+def plan_faults(plan: Plan) -> list[str]:
+    """What a resolved example does not withstand: printing, JSON and back, parameters that fit."""
+    faults = []
+    if not str(plan).startswith("Network: "):
+        faults.append("its table does not begin with 'Network: '")
+    if Plan.from_json(plan.to_json()) != plan:
+        faults.append("its plan changes on the way through JSON")
+    for parameter in plan.parameters:
+        if parameter.axes and len(parameter.axes) != len(parameter.shape):
+            faults.append(f"{parameter.path} has {len(parameter.shape)} axes and {len(parameter.axes)} names")
+        if len(parameter.shape) < parameter.initial.minimum_rank:
+            faults.append(f"{parameter.path} has too few axes for {parameter.initial}")
+    return faults
+
+
+# -- numbers to run with -----------------------------------------------------------------------
+
+
+def sample_sizes(plan: Plan) -> list[dict[str, int]]:
+    """Values for the symbols: small and different; all 1; all 0. Each within what the plan allows."""
+    small = {symbol: (2, 5, 3, 4, 6)[i % 5] for i, symbol in enumerate(plan.symbols)}
+    wanted = [small, dict.fromkeys(small, 1), dict.fromkeys(small, 0)]
+    found = []
+    for sizes in wanted:
+        allowed = {symbol: _within(plan.bounds.get(symbol, Bound()), size) for symbol, size in sizes.items()}
+        if allowed not in found:
+            found.append(allowed)
+    return found
+
+
+def _within(bound: Bound, size: int) -> int:
+    return max(bound.low, size if bound.high is None else min(size, bound.high))
+
+
+def sample_inputs(plan: Plan, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    """An array for every input: N(0, 1) in the input's dtype, ids that every table on their way has, masks.
+
+    Args:
+        plan: the network.
+        sizes: a value for every symbol of its inputs.
+        seed: equal seeds give equal arrays.
+
+    A mask is True in about 7 places of 10, and is never wholly True or wholly False where it has two
+    elements. Floating-point inputs are rounded to the plan's dtype (bfloat16 to float32).
+    """
+    rng = np.random.default_rng(seed)
+    found: dict[str, Array] = {}
+    for name, value in plan.inputs:
+        shape = tuple(evaluate(size, sizes) for size in plan.values[value].shape)
+        dtype = plan.values[value].dtype
+        if dtype == "bool":
+            found[name] = _mask(rng, shape)
+        elif dtype.startswith("int"):
+            found[name] = rng.integers(0, _table_rows(plan, value), size=shape, dtype=dtype)
+        else:
+            found[name] = _rounded(rng.standard_normal(shape), dtype)
+    return found
+
+
+def _mask(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    mask = rng.random(shape) < 0.7
+    if mask.size > 1:
+        mask.flat[0], mask.flat[-1] = True, False
+    return mask
+
+
+def _table_rows(plan: Plan, value: int) -> int:
+    """Rows of the smallest table that integers of ``value`` index, on whatever way; 2 if none."""
+    reached, rows = {value}, []
+    for node in plan.nodes:
+        if any(
+            source in reached and plan.values[source].dtype.startswith("int") for _, source in node.inputs
+        ):
+            reached.update(node.outputs)
+            rows += [p.shape[0] for p in node.operator.all_parameters.values() if p.axes[:1] == ("vocab",)]
+    return min(rows, default=2)
+
+
+def order_one_weights(plan: Plan, seed: int = 0) -> dict[str, Array]:
+    """Every parameter at order one, so that losing any of them shows: gains, biases and layer scales too.
+
+    Vectors and tables of vectors are drawn from N(0, 1), other matrices and kernels from N(0, 1/fan_in),
+    which keeps activations at order one. Rounded to the plan's dtype (bfloat16 to float32).
+    """
+    found = {}
+    for parameter in plan.parameters:
+        rng = np.random.default_rng([seed, zlib.crc32(parameter.path.encode())])
+        table = parameter.axes[:1] in (("vocab",), (None,))
+        fan_in = 1 if table or len(parameter.shape) < 2 else prod(parameter.shape[1:])
+        found[parameter.path] = _rounded(rng.standard_normal(parameter.shape) * fan_in**-0.5, plan.dtype)
+    return found
+
+
+def _rounded(array: Array, dtype: str) -> Array:
+    return array.astype("float32" if dtype == "bfloat16" else dtype)
+
+
+# -- comparisons -------------------------------------------------------------------------------
+
+
+def compare_outputs(
+    plan: Plan, harnesses: Mapping[str, Harness], example: int = 1, seed: int = 0
+) -> list[Comparison]:
+    """Outputs in the plan's dtype against the reference, at all of :func:`sample_sizes`."""
+    from isomorph.backends.bounds import numeric_bound
+
+    weights, found = order_one_weights(plan, seed), []
+    for sizes in sample_sizes(plan):
+        inputs = sample_inputs(plan, sizes, seed)
+        expected = numeric_bound(plan, weights, inputs, dtype=plan.dtype)
+        where = f" at {', '.join(f'{s}={n}' for s, n in sizes.items())}" if sizes else ""
+        for backend, harness in harnesses.items():
+            outputs = harness.forward(plan, weights, inputs, plan.dtype)
+            for name, array in expected.outputs.items():
+                quantity = " ".join(filter(None, ("output", name))) + where
+                difference = _difference(outputs.get(name), array)
+                found.append(Comparison(example, backend, quantity, difference, expected.total))
+    return found
+
+
+def compare_gradients(
+    plan: Plan, harnesses: Mapping[str, Harness], example: int = 1, seed: int = 0
+) -> list[Comparison]:
+    """Derivatives of ``sum(output * cotangent)``, with random cotangents of order one.
+
+    The torch backend in float64, where it is installed, is compared with central differences of the
+    reference in random directions; then every backend in the plan's dtype with it.
+    """
+    if "torch" not in available():
+        return []
+    problem = _GradientProblem.draw(plan, seed)
+    exact = load("torch").gradients(plan, problem.weights, problem.inputs, problem.cotangents, "float64")
+    assert exact is not None
+    found = list(problem.against_differences(exact, example, seed))
+    for backend, harness in harnesses.items():
+        got = harness.gradients(plan, problem.weights, problem.inputs, problem.cotangents, plan.dtype)
+        if got is not None:
+            found += problem.against_exact(backend, got, exact, example)
+    return found
+
+
+class _GradientProblem(NamedTuple):
+    """A number computed from weights and inputs, to be differentiated."""
+
+    plan: Plan
+    sizes: dict[str, int]
+    weights: dict[str, Array]
+    inputs: dict[str, Array]
+    cotangents: dict[str, Array]
+
+    @classmethod
+    def draw(cls, plan: Plan, seed: int) -> _GradientProblem:
+        sizes, rng = sample_sizes(plan)[0], np.random.default_rng([seed, 1])
+        cotangents = {}
+        for name, value in plan.outputs:
+            shape = tuple(evaluate(size, sizes) for size in plan.values[value].shape)
+            cotangents[name] = _rounded(rng.standard_normal(shape), plan.dtype)
+        return cls(plan, sizes, order_one_weights(plan, seed), sample_inputs(plan, sizes, seed), cotangents)
+
+    def value(self, point: Mapping[str, Array]) -> float:
+        """The number, with the arrays of ``point`` in place of weights and inputs."""
+        weights = {path: point[f"weight {path}"] for path in self.weights}
+        inputs = {name: point.get(f"input {name}", array) for name, array in self.inputs.items()}
+        outputs = load("reference").forward(self.plan, weights, inputs, "float64")
+        return float(sum((outputs[name] * cotangent).sum() for name, cotangent in self.cotangents.items()))
+
+    def against_differences(self, exact: Gradients, example: int, seed: int) -> Iterator[Comparison]:
+        from isomorph.backends.reference.differences import directional_derivative
+
+        point = {f"weight {path}": array for path, array in self.weights.items()}
+        point |= {f"input {name}": self.inputs[name] for name in exact.inputs}
+        slopes = {f"weight {path}": g for path, g in exact.parameters.items()}
+        slopes |= {f"input {name}": g for name, g in exact.inputs.items()}
+        rng = np.random.default_rng([seed, 2])
+        for number in range(DIRECTIONS if point else 0):
+            direction = {key: rng.standard_normal(array.shape) for key, array in point.items()}
+            step = FIRST_STEP / max(float(np.abs(d).max(initial=0.0)) for d in direction.values())
+            measured = directional_derivative(self.value, point, direction, step).value
+            products = [slopes[key] * d for key, d in direction.items()]
+            difference = abs(measured - float(sum(p.sum() for p in products)))
+            bound = DERIVATIVE_TOLERANCE * float(sum(np.abs(p).sum() for p in products))
+            yield Comparison(example, "torch", f"float64 derivative, direction {number}", difference, bound)
+
+    def against_exact(
+        self, backend: str, got: Gradients, exact: Gradients, example: int
+    ) -> Iterator[Comparison]:
+        from isomorph.backends.bounds import gradient_bound, value_bound
+        from isomorph.backends.trace.build import trace
+
+        program, dtype = trace(self.plan, self.sizes), self.plan.dtype
+        for node in self.plan.nodes:
+            bound = gradient_bound(program, node.name, exact.parameters, dtype=dtype)
+            for path in (path for path in exact.parameters if path.startswith(node.name + ".")):
+                difference = _difference(got.parameters.get(path), exact.parameters[path])
+                yield Comparison(example, backend, f"gradient {path}", difference, bound)
+        for name, array in exact.inputs.items():
+            largest = float(np.abs(array).max(initial=0.0))
+            bound = sum(value_bound(program.reduction(node.name), largest, dtype) for node in self.plan.nodes)
+            difference = _difference(got.inputs.get(name), array)
+            yield Comparison(example, backend, f"gradient of input {name}", difference, bound)
+
+
+def _difference(got: Any, expected: Array) -> float:
+    """``max |got - expected|``; infinite where something is missing or has another shape."""
+    if got is None or np.shape(got) != expected.shape:
+        return float("inf")
+    apart = np.abs(np.asarray(got, dtype=np.float64) - expected)
+    return float(np.max(apart, initial=0.0))  # NaN stays NaN, which is within no bound
