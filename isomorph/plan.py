@@ -229,6 +229,12 @@ class Plan:
 
         return plan_from_json(text)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan.from_json, (self.to_json(),)  # places in the source are closures, and stay behind
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self  # immutable
+
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: contracts, nodes added, removed or changed. Empty when equal."""
         from isomorph.show.difference import plan_difference

@@ -6,12 +6,11 @@ no operator: whether a call is legal is the resolver's business.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from isomorph.errors import Location
 
 
@@ -25,6 +24,9 @@ class Reference(NamedTuple):
     output: int | None
 
 
+NOTHING: Mapping[str, Any] = {}
+"""The empty mapping that calls without keywords share; never changed."""
+
 Dimension = int | str
 """A declared size: a positive integer, or a symbol with optional arithmetic (``"T"``, ``"2*T+1"``)."""
 
@@ -36,7 +38,7 @@ class Contract:
     name: str
     shape: tuple[Dimension, ...]
     dtype: str | None = None
-    location: Location | None = None
+    location: Location | None = field(default=None, compare=False, repr=False)
 
 
 class InitializerCall(NamedTuple):
@@ -68,21 +70,25 @@ class Call:
 
     operator: str
     inputs: tuple[Reference, ...] = ()
-    keyword_inputs: dict[str, Reference] = field(default_factory=dict)
+    keyword_inputs: Mapping[str, Reference] = field(default_factory=lambda: NOTHING)
     current: Reference | None = None
     arguments: tuple[Any, ...] = ()
-    keywords: dict[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     name: str | None = None
     init: dict[str, Any] | None = None
     trainable: bool | dict[str, bool] | None = None
     tie: dict[str, str] | None = None
-    targets: int = 0
-    locate: Callable[[Any], Location | None] | None = None
+    targets: int = field(default=0, compare=False)
+    locate: Callable[..., Location | None] | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Graph:
     """A whole definition.
+
+    Two graphs are equal when they describe the same network: same inputs, calls, wiring, contracts and
+    published tensors. The text, its places and the names of inner tensors do not count, so that a text and
+    a recorded function can be compared.
 
     Attributes:
         inputs: contracts from ``input(...)`` statements, in order; empty when they come from outside.
@@ -93,6 +99,8 @@ class Graph:
         source: the text, or "" for a recorded function.
         file: the name shown in errors.
         input_names: names of inputs in order, as used in references (``("x",)`` by default).
+        returned: names of the outputs that a recorded function returned in a dictionary, in order; they are
+            in ``bindings``. None for a text, and when a single tensor was returned.
     """
 
     inputs: list[Contract] = field(default_factory=list)
@@ -103,3 +111,20 @@ class Graph:
     source: str = ""
     file: str = "<definition>"
     input_names: tuple[str, ...] = ("x",)
+    returned: tuple[str, ...] | None = None
+
+    @property
+    def published(self) -> dict[str, Reference]:
+        """The tensors that named outputs publish, in order; empty when the current tensor is the output."""
+        names = [contract.name for contract in self.outputs if contract.name] or self.returned or ()
+        return {name: self.bindings[name] for name in names}
+
+    def _key(self) -> tuple[Any, ...]:
+        published = self.published
+        current = None if published else self.current
+        return self.input_names, self.inputs, self.calls, self.outputs, list(published.items()), current
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and self._key() == other._key()
+
+    __hash__ = None  # type: ignore[assignment]

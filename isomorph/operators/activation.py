@@ -129,6 +129,8 @@ class Softmax(Operator):
     """
 
     dim: int = argument(-1, positional=True, doc="The axis that sums to one; negative counts from the end.")
+    keeps_rank: ClassVar = True
+
     examples: ClassVar = (
         Example("Probabilities over ten classes.", "softmax()", ("B", 10)),
         Example("Weights over positions.", "softmax(1)", ("B", 4, 3)),

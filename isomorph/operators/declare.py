@@ -226,6 +226,15 @@ class Operator:
     ``equal``, ``product``, ``quotient`` and ``open_shape``.
     """
 
+    relate_open: Any = None
+    """``relate_open(self, solver, leading sizes, count) -> output shapes`` for an input of unknown rank.
+
+    For an operator whose output depends on the number of elements alone (``flatten``).
+    """
+
+    keeps_rank: ClassVar[bool] = False
+    """Whether an operator with :attr:`relate` gives every port with ``...`` the same rank."""
+
     settle: Any = None
     """``settle(cls, arguments, input shapes, output shapes) -> arguments``, once all shapes are known.
 

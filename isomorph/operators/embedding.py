@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any, ClassVar
 
 from isomorph.initializers import Normal
@@ -100,7 +101,7 @@ class SinusoidalPositionEmbedding(Operator):
     run from 2 pi up towards 2 pi times `max_period`:
 
     ```
-    angle[t, i]        = t * max_period ** (-2i / D)        # t from 0, i from 0 to D/2 - 1
+    angle[t, i]       = t * max_period ** (-2i / D)        # t from 0, i from 0 to D/2 - 1
     out[b, t, 2i]     = x[b, t, 2i]     + sin(angle[t, i])
     out[b, t, 2i + 1] = x[b, t, 2i + 1] + cos(angle[t, i])
     ```
@@ -109,9 +110,9 @@ class SinusoidalPositionEmbedding(Operator):
 
     | `order` | Features | Used by |
     | --- | --- | --- |
-    | `sin_cos` | sin 0, cos 0, sin 1, cos 1, ... | Vaswani et al., DETR |
+    | `sin_cos` | sin 0, cos 0, sin 1, cos 1, ... | Vaswani et al. |
     | `cos_sin` | cos 0, sin 0, cos 1, sin 1, ... | the same pairs, swapped |
-    | `sin_then_cos` | all sines, then all cosines | MAE's tables |
+    | `sin_then_cos` | all sines, then all cosines | MAE, for each axis of an image |
 
     Tensor2Tensor and Whisper place all sines first too, but space the frequencies by
     `max_period ** (-i / (D/2 - 1))`, which is another table. Angles are computed in float64 and rounded
@@ -241,6 +242,29 @@ class PatchEmbed(Operator):
             ("B", 3, 8, 8),
         ),
     )
+
+    def relate(self, solver: Any, sizes: Any, x: Any) -> Any:
+        B, _, H, W = x
+        for name, size in (("H", H), ("W", W)):
+            if type(size) is int and size % self.patch_size:
+                raise self.refuse(name, size, H, W)
+        rows, columns = (solver.quotient(size, self.patch_size) for size in (H, W))
+        return ((B, solver.product((rows, columns)), sizes["D"]),)
+
+    def refuse(self, name: str, size: int, H: Any, W: Any) -> Conflict:
+        """What to say when patches do not tile the image."""
+        hints: tuple[str, ...] = ()
+        if type(H) is int and type(W) is int:
+            common = gcd(H, W)
+            divisors = [n for n in range(1, min(common, 1 << 12) + 1) if common % n == 0]
+            hints = (f"patch sizes that divide {H} and {W}: {', '.join(map(str, divisors[:16]))}",)
+        side = {"H": "height", "W": "width"}[name]
+        return Conflict(
+            f"patch_size={self.patch_size} does not divide the image's {side} {name}={size}",
+            argument="patch_size",
+            sizes=(name,),
+            hints=hints,
+        )
 
     def children(self, C: int, D: int) -> dict[str, Operator]:
         p = self.patch_size

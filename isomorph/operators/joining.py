@@ -43,7 +43,10 @@ class Mul(Operator):
 
 @operator("scale", shape="x[B, ...] -> out[B, ...]", category="joining")
 class Scale(Operator):
-    """Multiply by a fixed number: `x * factor`. Nothing is learned."""
+    """Multiply by a fixed number: `x * factor`.
+
+    Nothing is learned; `linear` and the layer scale of `transformer_block` learn their factors.
+    """
 
     factor: float = argument(positional=True, doc="The number; any finite one.")
 
@@ -76,6 +79,8 @@ class Concat(Operator):
 
     axis: int = argument(1, doc="The axis along which to join; 0 is the batch.")
 
+    keeps_rank: ClassVar = True
+
     examples: ClassVar = (
         Example("Features side by side.", "concat(x, linear(3))", ("B", 5)),
         Example("A missing width: 8 in all, 5 of them given.", "concat(x, linear(x))", ("B", 5), ("B", 8)),
@@ -97,8 +102,14 @@ class Concat(Operator):
                     f"and rank {len(shape)} (x{position})"
                 )
             for i, (a, b) in enumerate(zip(first, shape, strict=True)):
-                if i != axis:
-                    solver.equal(a, b)
+                if i == axis:
+                    continue
+                if type(a) is int and type(b) is int and a != b:
+                    raise Conflict(
+                        f"concat along axis {axis} needs tensors that agree elsewhere, "
+                        f"axis {i} is {a} in x0 and {b} in x{position}"
+                    )
+                solver.equal(a, b)
             total = total + shape[axis]
         return ((*first[:axis], total, *first[axis + 1 :]),)
 
@@ -126,6 +137,8 @@ class Split(Operator):
 
     size: int = argument(INFERRED, positional=True, minimum=1, size="size", doc="Places in the first part.")
     dim: int = argument(1, doc="The axis to cut; not the batch; negative counts from the end.")
+
+    keeps_rank: ClassVar = True
 
     examples: ClassVar = (
         Example("Three features and the other five.", "a, b = split(3)\nconcat(b, a)", ("B", 8)),

@@ -94,6 +94,10 @@ class Flatten(Operator):
     def relate(self, solver: Any, sizes: Any, x: Any) -> Any:
         return ((x[0], solver.product(x[1:])),)
 
+    def relate_open(self, solver: Any, leading: Any, count: Any) -> Any:
+        batch = leading[0] if leading else solver.unknown("B")
+        return ((batch, count),)
+
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         return F.reshape(x, (x.shape[0], prod(x.shape[1:])))  # (B, F)
 
@@ -108,6 +112,8 @@ class Transpose(Operator):
 
     dim0: int = argument(positional=True, doc="One axis; not the batch.")
     dim1: int = argument(positional=True, doc="The other axis.")
+
+    keeps_rank: ClassVar = True
 
     examples: ClassVar = (
         Example("Positions and features change places.", "transpose(1, 2)", ("B", 3, 4)),

@@ -27,16 +27,17 @@ def settle(resolution: Resolution, shape: OpenShape) -> None:
     count = solver.value(shape.count)
     given = solver.product(shape.prefix[1:])
     fewest = len(shape.prefix)
+    possible = shape.possible_ranks()
     if type(count) is int and type(given) is int:
         if count % given:
             raise Clash(count, given, f"{count} elements are not a multiple of {given}")
-        if count == given and (shape.ranks is None or fewest in shape.ranks):
+        if count == given and (possible is None or fewest in possible):
             solver.close(shape, fewest)
             return
         fewest += count != given
     elif count != given and not (isinstance(count, Affine) and count.is_open):
         fewest += 1
-    ranks = [rank for rank in sorted(shape.ranks or ()) if rank >= fewest]
+    ranks = [rank for rank in sorted(possible or ()) if rank >= fewest]
     if len(ranks) == 1:
         solver.close(shape, ranks[0])
 

@@ -203,8 +203,7 @@ class Resolution:
                 self._enter(index, call)
             self.solver.owner = len(self.drafts)
             outputs = self._bind_outputs()
-            self._settle_open_shapes()
-            search(self.solver, self._checks())
+            self._solve_the_rest()
             return finish.finish(self, outputs, definition)
         except CONFLICTS as conflict:
             raise story.explain(self, conflict) from None
@@ -394,17 +393,12 @@ class Resolution:
 
     def _apply(self, draft: Draft) -> None:
         """Work out the output shapes of a call from what is known of its inputs."""
-        shapes = []
-        for _, value in draft.inputs:
-            shape = self.shapes[value]
-            if type(shape) is OpenShape:
-                if shape.closed is None and not self._open_input(draft, shape):
-                    return
-                shape = shape.closed or shape
-            shapes.append(shape)
-        if shapes and type(shapes[0]) is OpenShape:  # a shape-preserving call on an open shape
-            self._set_output(draft.outputs[0], shapes[0])
-            return
+        shapes = [self.shapes[value] for _, value in draft.inputs]
+        if OpenShape in map(type, shapes):
+            shapes = self._closed(shapes)
+            if OpenShape in map(type, shapes) and not self._fix_ranks(draft, shapes):
+                return
+            shapes = self._closed(shapes)
         key = (draft.signature_key, *shapes)
         found = self._applied.get(key)
         if found is None:
@@ -456,7 +450,10 @@ class Resolution:
             self.shapes[value] = shape
             return
         # The output was promised with an open rank; what waits for it now learns the shape.
-        assert type(held) is OpenShape
+        if type(held) is not OpenShape:
+            for one, other in zip(held, shape, strict=True):
+                self.solver.equal(one, other)
+            return
         if type(shape) is OpenShape:
             shape.waiting.append(lambda: self._set_output(value, shape.closed))
             return
@@ -464,34 +461,89 @@ class Resolution:
         for one, other in zip(axes, shape, strict=True):
             self.solver.equal(one, other)
 
-    def _open_input(self, draft: Draft, shape: OpenShape) -> bool:
-        """An input's rank is unknown: fix it, pass it on, or wait. True when the call can go on."""
-        operator = draft.operator
-        port = operator.signature.inputs[0]
-        if operator.ranks:
-            shape.limit_ranks(operator.ranks)
-        if port.rank is not None and not port.variadic:
-            try:
-                self.solver.close(shape, port.rank)
-            except Clash:
-                raise RankClash(port, shape.prefix, (port.rank,)) from None
-            return True
-        outputs = operator.signature.outputs
-        if operator.relate is None and len(draft.inputs) == len(outputs) == 1 and outputs[0].axes == port.axes:
-            if operator.sizing or operator.ranks:  # sizes are read off once the shape is known
-                shape.waiting.append(lambda: self._resume(draft))
-            return True
-        shape.waiting.append(lambda: self._resume(draft))
-        if self.shapes[draft.outputs[0]] is None:
-            for value in draft.outputs:
-                self.shapes[value] = OpenShape((), None, draft.index)
-            if operator.relate is None and "..." in port.axes and "..." in outputs[0].axes:
-                self._link_ranks(shape, self.shapes[draft.outputs[0]], len(outputs[0].axes) - len(port.axes))
-        return False
+    @staticmethod
+    def _closed(shapes: list[Any]) -> list[Any]:
+        return [s.closed or s if type(s) is OpenShape else s for s in shapes]
 
-    def _link_ranks(self, one: OpenShape, other: OpenShape, difference: int) -> None:
-        """``rank(other) == rank(one) + difference``: closing the later one closes the earlier."""
-        other.waiting.append(lambda: self.solver.close(one, len(other.closed or ()) - difference))
+    def _fix_ranks(self, draft: Draft, shapes: list[Any]) -> bool:
+        """Some input's rank is unknown: fix it, or make the call wait. True when all are known."""
+        operator = draft.operator
+        ports = [self._port(draft, name) for name, _ in draft.inputs]
+        middle = self._middle(operator, ports, shapes)
+        still_open = []
+        for port, shape in zip(ports, shapes, strict=True):
+            if type(shape) is not OpenShape or shape.closed is not None:
+                continue
+            if operator.ranks:
+                shape.limit_ranks(operator.ranks)
+            rank = port.rank if middle is None or port.rank is not None else len(port.axes) - 1 + middle
+            if rank is None:
+                still_open.append((port, shape))
+                continue
+            try:
+                self.solver.close(shape, rank)
+            except Clash:
+                raise RankClash(port, shape.prefix, (rank,)) from None
+        if still_open:
+            self._wait_for_ranks(draft, still_open)
+        return not still_open
+
+    @staticmethod
+    def _port(draft: Draft, name: str) -> Any:
+        ports = draft.operator.signature.inputs
+        return next((port for port in ports if port.name == name), ports[0])  # else one of a variadic port
+
+    @staticmethod
+    def _keeps_rank(operator: type[Operator]) -> bool:
+        """Whether ``...`` in the operator's pattern is the same number of axes wherever it stands."""
+        return operator.relate is None or operator.keeps_rank
+
+    def _middle(self, operator: type[Operator], ports: list[Any], shapes: list[Any]) -> int | None:
+        """How many axes ``...`` stands for, if some input says."""
+        if self._keeps_rank(operator):
+            for port, shape in zip(ports, shapes, strict=True):
+                if type(shape) is not OpenShape and "..." in port.axes:
+                    return len(shape) - (len(port.axes) - 1)
+        return None
+
+    def _wait_for_ranks(self, draft: Draft, still_open: list[tuple[Any, OpenShape]]) -> None:
+        """Resume the call when a rank is known, and let every rank that ``...`` ties to it follow."""
+        operator = draft.operator
+        if self.shapes[draft.outputs[0]] is None:
+            self._promise_outputs(draft, *still_open[0])
+        still_open[0][1].waiting.append(lambda: self._resume(draft))
+        if not self._keeps_rank(operator):
+            return
+        outputs = zip(operator.signature.outputs, (self.shapes[v] for v in draft.outputs), strict=True)
+        linked = [(port, shape) for port, shape in [*still_open, *outputs] if "..." in port.axes]
+        for port, shape in linked:
+            shape.links += [(o, len(p.axes) - len(port.axes)) for p, o in linked if o is not shape]
+            shape.waiting.append(lambda port=port, shape=shape: self._follow(draft, port, shape, linked))
+
+    def _promise_outputs(self, draft: Draft, port: Any, shape: OpenShape) -> None:
+        """Give the outputs of a waiting call open shapes, or what can be said without the rank."""
+        operator = draft.operator
+        if operator.relate_open is not None and shape.count is not None:
+            provisional = operator.provisional(draft.arguments)
+            made = provisional.relate_open(self.solver, shape.prefix, shape.count)
+            for value, known in zip(draft.outputs, made, strict=True):
+                self.shapes[value] = known
+            return
+        for value, output in zip(draft.outputs, operator.signature.outputs, strict=True):
+            same = operator.relate is None and output.axes == port.axes
+            self.shapes[value] = OpenShape((), shape.count if same else None, draft.index)
+
+    def _follow(self, draft: Draft, port: Any, shape: OpenShape, linked: list[tuple[Any, OpenShape]]) -> None:
+        middle = len(shape.closed or ()) - len(port.axes)
+        for other_port, other in linked:
+            if other.closed is None:
+                try:
+                    self.solver.close(other, len(other_port.axes) + middle)
+                except Clash:
+                    other_rank = (len(other_port.axes) + middle,)
+                    conflict = RankClash(other_port, other.prefix, other_rank)
+                    conflict.owner = draft.index
+                    raise conflict from None
 
     def _resume(self, draft: Draft) -> None:
         outer, self.solver.owner = self.solver.owner, draft.index
@@ -503,14 +555,23 @@ class Resolution:
             raise
         self.solver.owner = outer
 
-    def _settle_open_shapes(self) -> None:
-        """Close the shapes whose rank nothing fixed, where exactly one rank can be."""
-        for shape in self.shapes:
-            if type(shape) is OpenShape and shape.closed is None and shape.prefix:
-                finish.settle(self, shape)
+    def _solve_the_rest(self) -> None:
+        """Ranks that only one number fits, then sizes, then the ranks that those sizes decide."""
+        self._settle_open_shapes()
+        search(self.solver, self._checks())
+        if self._settle_open_shapes():
+            search(self.solver, self._checks())
         for value, shape in enumerate(self.shapes):
             if shape is None or (type(shape) is OpenShape and shape.closed is None):
                 raise story.open_shape_error(self, value)
+
+    def _settle_open_shapes(self) -> bool:
+        """Close the shapes whose rank nothing fixed, where exactly one rank can be."""
+        before = len(self.solver.unknowns)
+        for shape in self.shapes:
+            if type(shape) is OpenShape and shape.closed is None and shape.prefix:
+                finish.settle(self, shape)
+        return len(self.solver.unknowns) > before
 
     # -- outputs -------------------------------------------------------------------------------
 
@@ -572,7 +633,7 @@ class Resolution:
         """Rules of calls whose sizes are still open, as filters for the search."""
         found = []
         for draft in self.drafts:
-            if draft.instance is None and draft.operator.sizing:
+            if draft.instance is None and draft.operator.sizing and draft.sizes:
                 dims = tuple(draft.sizes[name] for name in draft.operator.sizing)
 
                 def judge(sizes: tuple[int, ...], draft: Draft = draft) -> None:

@@ -18,6 +18,7 @@ class RankClash(Exception):
     def __init__(self, port: Port, shape: tuple[Any, ...], ranks: tuple[int, ...]) -> None:
         super().__init__(port, shape)
         self.port, self.shape, self.ranks = port, shape, ranks
+        self.owner: int | None = None
 
 
 class AxisClash(Exception):

@@ -33,20 +33,37 @@ class OpenShape:
         count: product of all non-batch sizes, or None when nothing is known of it.
         closed: the whole shape once the rank is known.
         ranks: the ranks that consumers accept, or None for any.
+        links: (shape, difference): open shapes of a rank that differs by so much.
         waiting: what to do when it closes.
         owner: the call that made it.
     """
 
-    __slots__ = ("closed", "count", "owner", "prefix", "ranks", "waiting")
+    __slots__ = ("closed", "count", "links", "owner", "prefix", "ranks", "waiting")
 
     def __init__(self, prefix: tuple[Any, ...], count: Any, owner: int) -> None:
         self.prefix, self.count, self.owner = prefix, count, owner
         self.closed: tuple[Any, ...] | None = None
         self.ranks: set[int] | None = None
+        self.links: list[tuple[OpenShape, int]] = []
         self.waiting: list[Callable[[], None]] = []
 
     def limit_ranks(self, ranks: Iterable[int]) -> None:
         self.ranks = set(ranks) if self.ranks is None else self.ranks & set(ranks)
+
+    def possible_ranks(self) -> set[int] | None:
+        """Ranks that every consumer of this shape and of those linked to it accepts; None for any."""
+        found: set[int] | None = None
+        seen, waiting = {self}, [(self, 0)]
+        while waiting:
+            shape, offset = waiting.pop()
+            if shape.ranks is not None:
+                allowed = {rank - offset for rank in shape.ranks}
+                found = allowed if found is None else found & allowed
+            for other, difference in shape.links:
+                if other not in seen:
+                    seen.add(other)
+                    waiting.append((other, offset + difference))
+        return found
 
 
 class Equation:
@@ -209,6 +226,7 @@ class Solver:
 
     def open_shape(self, *, prefix: tuple[Any, ...], count: Any) -> OpenShape:
         """``prefix`` and further sizes of unknown number; all non-batch sizes multiply to ``count``."""
+        self.equal_product((*prefix[1:], self.unknown("the product of the sizes not given")), (count,))
         return OpenShape(prefix, count, self.owner)
 
     def close(self, shape: OpenShape, rank: int) -> tuple[Any, ...]:
@@ -216,7 +234,7 @@ class Solver:
         if shape.closed is not None:
             return shape.closed
         missing = rank - len(shape.prefix)
-        if missing < 0 or (shape.ranks is not None and rank not in shape.ranks):
+        if missing < 0:
             raise Clash(len(shape.prefix), rank, f"rank {rank} does not fit")
         outer, self.owner = self.owner, shape.owner
         tail = tuple(self.unknown(f"size of axis {len(shape.prefix) + i}") for i in range(missing))

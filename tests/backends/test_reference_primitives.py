@@ -60,7 +60,9 @@ def test_conv2d_by_hand():
 @pytest.mark.parametrize(("batch", "stride"), [(2, 1), (2, 2), (2, 3), (0, 2)])
 def test_conv2d_equals_torch(batch, stride):
     x, weight, bias = draw(batch, 3, 8, 7), draw(5, 3, 2, 3, seed=1), draw(5, seed=2)
-    agree(F.conv2d(x, weight, bias, stride=stride), functional.conv2d(t(x), t(weight), t(bias), stride=stride))
+    agree(
+        F.conv2d(x, weight, bias, stride=stride), functional.conv2d(t(x), t(weight), t(bias), stride=stride)
+    )
 
 
 def test_embedding_takes_rows():

@@ -49,7 +49,7 @@ class ReferenceNetwork:
         parameters = with_ties(plan, {path: to_float64(array) for path, array in weights.items()})
         self._holders = [Holder(node.operator, primitives, parameters, node.name) for node in plan.nodes]
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         """The output, or a dictionary of outputs in order; inputs by position or by name.
 
         Raises:

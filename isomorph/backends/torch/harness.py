@@ -1,25 +1,32 @@
-"""The torch backend behind the interface of :mod:`isomorph.backends.available`."""
+"""The PyTorch backend behind the interface of :mod:`isomorph.backends.available`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from isomorph.backends.available import Gradients
-from isomorph.backends.torch.build import build
+from isomorph.backends.contract import DTYPE_KINDS
+from isomorph.backends.torch.build import Network, build
+from isomorph.backends.torch.weights import to_numpy, to_tensor
 from isomorph.plan import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def forward(
-    plan: Plan, weights: Mapping[str, Any], inputs: Mapping[str, Any], dtype: str = "float32"
-) -> dict[str, Any]:
+    plan: Plan, weights: Mapping[str, Any], inputs: Mapping[str, Any], dtype: str
+) -> dict[str, np.ndarray]:
     """Outputs by name, in evaluation mode, computed in ``dtype``."""
-    model, tensors = _prepare(plan, weights, inputs, dtype)
+    network = _prepared(plan, weights, dtype)
     with torch.no_grad():
-        outputs = _by_name(plan, model(*tensors.values()))
-    return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
+        return {
+            name: to_numpy(tensor)
+            for name, tensor in _outputs(network, _tensors(plan, inputs, dtype)).items()
+        }
 
 
 def gradients(
@@ -27,36 +34,46 @@ def gradients(
     weights: Mapping[str, Any],
     inputs: Mapping[str, Any],
     cotangents: Mapping[str, Any],
-    dtype: str = "float32",
+    dtype: str,
 ) -> Gradients:
-    """Derivatives of ``sum(output * cotangent)`` by parameter path and by float input, frozen ones too."""
-    model, tensors = _prepare(plan, weights, inputs, dtype)
-    parameters = {plan.ties.get(path, path): p.requires_grad_() for path, p in model.named_parameters()}
-    floats = {name: t.requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
-    outputs = _by_name(plan, model(*tensors.values()))
+    """Derivatives of ``sum(output * cotangent)`` in evaluation mode; frozen parameters have theirs too."""
+    network = _prepared(plan, weights, dtype).requires_grad_(True)
+    tensors = _tensors(plan, inputs, dtype)
+    floating = {
+        name: tensor.requires_grad_() for name, tensor in tensors.items() if tensor.is_floating_point()
+    }
+    outputs = _outputs(network, tensors)
     total = torch.zeros((), dtype=getattr(torch, dtype))
     for name, tensor in outputs.items():
-        total = total + (tensor * torch.as_tensor(cotangents[name]).to(tensor.dtype)).sum()
-    wanted = {**parameters, **{f"input {name}": t for name, t in floats.items()}}
-    found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
-    by_name = {name: _to_numpy(g) for name, g in zip(wanted, found, strict=True)}
+        total = total + (tensor * _cast(cotangents[name], dtype)).sum()
+    parameters = {p.path: network.get_parameter(p.path) for p in plan.parameters}
+    wanted = [*parameters.values(), *floating.values()]
+    found = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True) if wanted else ()
+    arrays = [to_numpy(gradient) for gradient in found]
+    count = len(parameters)
     return Gradients(
-        {path: by_name[path] for path in parameters}, {name: by_name[f"input {name}"] for name in floats}
+        dict(zip(parameters, arrays[:count], strict=True)), dict(zip(floating, arrays[count:], strict=True))
     )
 
 
-def _prepare(
-    plan: Plan, weights: Mapping[str, Any], inputs: Mapping[str, Any], dtype: str
-) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    cast = getattr(torch, dtype)
-    model = build(plan, weights).eval().to(cast)
-    tensors = {name: torch.as_tensor(inputs[name]).clone() for name, _ in plan.inputs}
-    return model, {name: t.to(cast) if t.is_floating_point() else t for name, t in tensors.items()}
+def _prepared(plan: Plan, weights: Mapping[str, Any], dtype: str) -> Network:
+    network = build(plan, weights)
+    network.to(getattr(torch, dtype)).eval()
+    return network
 
 
-def _by_name(plan: Plan, outputs: Any) -> dict[str, torch.Tensor]:
-    return outputs if isinstance(outputs, dict) else {plan.outputs[0][0]: outputs}
+def _tensors(plan: Plan, inputs: Mapping[str, Any], dtype: str) -> dict[str, torch.Tensor]:
+    kinds = {name: DTYPE_KINDS[plan.values[value].dtype] for name, value in plan.inputs}
+    return {
+        name: _cast(array, dtype) if kinds.get(name) == "float" else to_tensor(array).clone()
+        for name, array in inputs.items()
+    }
 
 
-def _to_numpy(tensor: torch.Tensor) -> Any:
-    return tensor.detach().to(torch.float64).numpy()
+def _outputs(network: Network, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    result = network(**tensors)
+    return result if isinstance(result, dict) else {network.plan.outputs[0][0]: result}
+
+
+def _cast(array: Any, dtype: str) -> torch.Tensor:
+    return to_tensor(array).to(getattr(torch, dtype), copy=True)

@@ -28,17 +28,19 @@ class OperatorModule(nn.Module):
         super().__init__()
         self._operator = operator
         for name, parameter in operator.own_parameters.items():
-            _refuse_taken(self, name, operator.name)
+            refuse_taken(self, name, operator.name)
             self.register_parameter(name, nn.Parameter(torch.empty(parameter.shape, device="meta")))
         for name, child in operator.child_operators.items():
-            _refuse_taken(self, name, operator.name)
+            refuse_taken(self, name, operator.name)
             self.add_module(name, layer(child))
 
     def forward(self, *inputs: Any) -> Any:
         return self._operator.forward(self, PRIMITIVES, *inputs)
 
     def extra_repr(self) -> str:
-        return repr(self._operator)
+        arguments = self._operator.arguments
+        given = {n: v for n, v in self._operator.argument_values.items() if v != arguments[n].default}
+        return ", ".join([self._operator.name, *(f"{name}={value!r}" for name, value in given.items())])
 
 
 class Embedding(nn.Embedding):
@@ -90,7 +92,7 @@ LEAVES: dict[str, Callable[[Any], nn.Module]] = {
 """Native layers by :attr:`Operator.leaf`. A leaf that is not here runs its own forward computation."""
 
 
-def _refuse_taken(module: nn.Module, name: str, owner: str) -> None:
+def refuse_taken(module: nn.Module, name: str, owner: str) -> None:
     if hasattr(module, name):
         raise IsomorphError(
             "E_NAME",

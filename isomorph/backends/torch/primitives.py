@@ -69,7 +69,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, eps: float, offset: float = 0.
     if weight is None or (weight.dtype == x.dtype and not (offset and x.dtype in HALVES)):
         gain = weight + offset if weight is not None and offset else weight
         return functional.rms_norm(x, x.shape[-1:], gain, eps)
-    # 1 + weight, or a wider weight under autocast, would lose digits in half precision: round once, at the end
+    # 1 + weight, or a wider weight under autocast, would lose digits in half precision: round once, last
     wide = _wide(x)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * (_wide(weight) + offset)).to(x.dtype)
@@ -123,7 +123,10 @@ def _fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int, dropout: Any
 ) -> Tensor:
     T, S = q.shape[-2], k.shape[-2]
-    options: dict[str, Any] = {"dropout_p": _drop_probability(dropout), "enable_gqa": q.shape[1] != k.shape[1]}
+    options: dict[str, Any] = {
+        "dropout_p": _drop_probability(dropout),
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
     # The kernels' causal flag aligns the diagonal top-left, so it only means ours when T = S.
     if mask is None and not window and (not causal or T == S):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, **options)

@@ -1,0 +1,238 @@
+"""A plan as a ``torch.nn.Module``: one submodule per node, run in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from inspect import Parameter as SignatureParameter
+from inspect import Signature
+from keyword import iskeyword
+from math import prod
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from isomorph.backends.contract import DTYPE_KINDS, InputContracts, dtype_name
+from isomorph.backends.torch.layers import layer, refuse_taken
+from isomorph.errors import IsomorphError, shorten
+from isomorph.plan import Plan
+
+KINDS = {getattr(torch, name): kind for name, kind in DTYPE_KINDS.items()}
+
+
+class Step(NamedTuple):
+    """One node: its submodule, the values it takes and makes, and those that nobody needs afterwards."""
+
+    name: str
+    takes: tuple[int, ...]
+    makes: tuple[int, ...]
+    frees: tuple[int, ...]
+
+
+class Network(nn.Module):
+    """A plan in PyTorch. Made by :func:`build`; submodules and parameters have the plan's names.
+
+    Call it with the plan's inputs, by position or by name. It returns one tensor, or a dictionary in order
+    when the plan has several outputs. Inputs are checked against their contracts in eager mode, and not
+    while ``torch.compile`` or ``torch.export`` capture it. It starts in training mode, as every module does.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+        self._contracts = InputContracts(plan, KINDS)
+        for node in plan.nodes:
+            refuse_taken(self, node.name, "a network")
+            self.add_module(node.name, layer(node.operator))
+        self._steps = _steps(plan)
+        self._input_slots = tuple(value for _, value in plan.inputs)
+        self._output_slots = tuple(plan.outputs)
+        self._compute_inputs = tuple(
+            i for i, (_, value) in enumerate(plan.inputs) if DTYPE_KINDS[plan.values[value].dtype] == "float"
+        )
+        smallest = min(plan.parameters, key=lambda parameter: prod(parameter.shape), default=None)
+        self._smallest = None if smallest is None else smallest.path
+        if smallest is None:  # something that a cast changes, where there are no parameters
+            self.register_buffer("_empty", torch.empty(0, dtype=getattr(torch, plan.dtype)), persistent=False)
+        self._witness: tuple[nn.Parameter, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that this network runs."""
+        return self._plan
+
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        tensors = self._contracts.bind(inputs, named)
+        if not torch.compiler.is_compiling():
+            self._check(tensors)
+        return self._run(tensors)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        values: list[Any] = [None] * (len(self._plan.values) + 1)  # the last stands for an absent input
+        for slot, tensor in zip(self._input_slots, tensors, strict=True):
+            values[slot] = tensor
+        name = ""
+        try:
+            for name, takes, makes, frees in self._steps:
+                result = getattr(self, name)(*[values[slot] for slot in takes])
+                if len(makes) == 1:
+                    values[makes[0]] = result
+                else:
+                    for slot, tensor in zip(makes, result, strict=True):
+                        values[slot] = tensor
+                for slot in frees:
+                    values[slot] = None
+        except Exception as error:
+            self._tell_where(error, name)
+            raise
+        if len(self._output_slots) == 1:
+            return values[self._output_slots[0][1]]
+        return {name: values[slot] for name, slot in self._output_slots}
+
+    def _check(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                self._refuse_type(tensors)
+        self._contracts.check(tensors)
+        for index in self._compute_inputs:
+            # The witness is a parameter as it was when built: nearly always right, and free to look at.
+            if not self._witness or tensors[index].dtype != self._witness[0].dtype:
+                self._check_dtype(index, tensors[index])
+
+    def _refuse_type(self, tensors: Sequence[Any]) -> None:
+        for name, tensor in zip(self._contracts.names, tensors, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                got = shorten(type(tensor).__name__)
+                raise IsomorphError("E_RUNTIME", f"input {name}: expected a torch.Tensor, got {got}")
+
+    def _check_dtype(self, index: int, tensor: torch.Tensor) -> None:
+        expected = self._compute_dtype()
+        if expected in (None, tensor.dtype) or torch.is_autocast_enabled(tensor.device.type):
+            return  # autocast casts for itself
+        raise IsomorphError(
+            "E_RUNTIME",
+            f"input {self._contracts.names[index]}: expected {dtype_name(expected)}, the network's dtype, "
+            f"got {dtype_name(tensor.dtype)}",
+            hints=["convert one of them, as in x.to(dtype) or model.to(dtype), or use torch.autocast"],
+        )
+
+    def _compute_dtype(self) -> torch.dtype | None:
+        """The parameters' dtype now, which a cast may have changed; None where a layer was replaced."""
+        if self._smallest is None:
+            return self.get_buffer("_empty").dtype
+        try:
+            parameter = self.get_parameter(self._smallest)
+        except AttributeError:
+            return None
+        self._witness = (parameter,)  # in a tuple, lest it be registered as the network's own
+        return parameter.dtype if parameter.dtype.is_floating_point else None
+
+    def _tell_where(self, error: Exception, name: str) -> None:
+        node = self._plan.node(name)
+        lines = [f"in node {name}, {node.operator.name}"]
+        if node.location is not None:
+            lines += node.location.render()
+        error.add_note("\n".join(lines))
+
+    def __str__(self) -> str:
+        return str(self._plan)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class is made for the plan (see network_class), so it cannot be found by name.
+        return _blank, (self._plan,), self.__dict__
+
+
+def build(
+    plan: Plan, weights: Mapping[str, Any] | None = None, seed: int = 0, device: str | torch.device = "cpu"
+) -> Network:
+    """The plan as a ``torch.nn.Module`` in training mode.
+
+    ``linear``, ``layer_norm``, ``embedding``, ``dropout`` and convolutions are PyTorch's own layers. State
+    dictionary keys are the plan's parameter paths; a tied parameter is one object under both its paths.
+    PyTorch's random number generators are left as they were.
+
+    Args:
+        plan: the network.
+        weights: arrays by parameter path (see ``load_weights``), copied; drawn when None.
+        seed: of the draw, ``isomorph.initial_weights(plan, seed)``.
+        device: where the parameters live. On ``"meta"`` nothing is drawn or allocated.
+
+    Raises:
+        IsomorphError: E_WEIGHTS when the weights are not exactly the plan's; E_ARGUMENT for a bad seed;
+            E_NAME when a node has a name that PyTorch modules use themselves.
+    """
+    from isomorph.backends.torch.weights import fill
+    from isomorph.weights.convert import owned_weights
+    from isomorph.weights.initial import initial_weights
+
+    network = network_class(plan)(plan)
+    place = torch.device(device)
+    if weights is not None:
+        fitting = owned_weights(plan, weights)
+    else:
+        fitting = {} if place.type == "meta" else initial_weights(plan, seed)
+    _allocate(network, plan, place)
+    fill(network, fitting)
+    return network
+
+
+def _allocate(network: Network, plan: Plan, device: torch.device) -> None:
+    """Give every owner a parameter of the plan's dtype, and every tied path its owner's."""
+    dtype = getattr(torch, plan.dtype)
+    made = {}
+    for parameter in plan.parameters:
+        storage = torch.empty(parameter.shape, dtype=dtype, device=device)
+        made[parameter.path] = nn.Parameter(storage, requires_grad=parameter.trainable)
+    for path, owner in [(path, path) for path in made] + list(plan.ties.items()):
+        module, _, name = path.rpartition(".")
+        setattr(network.get_submodule(module), name, made[owner])
+
+
+def _steps(plan: Plan) -> tuple[Step, ...]:
+    """The nodes in order, each with the values that it is the last to read."""
+    absent = len(plan.values)
+    kept = {value for _, value in plan.outputs}
+    last_reader: dict[int, int] = {}
+    for node in plan.nodes:
+        for value in (*node.outputs, *(slot for slot in node.call_slots if slot is not None)):
+            last_reader[value] = node.index
+    frees: dict[int, list[int]] = {}
+    for value, index in last_reader.items():
+        if value not in kept:
+            frees.setdefault(index, []).append(value)
+    return tuple(
+        Step(
+            node.name,
+            tuple(absent if slot is None else slot for slot in node.call_slots),
+            node.outputs,
+            tuple(frees.get(node.index, ())),
+        )
+        for node in plan.nodes
+    )
+
+
+@lru_cache(maxsize=128)
+def network_class(plan: Plan) -> type[Network]:
+    """:class:`Network` with a ``forward`` of the plan's own.
+
+    Its parameters are the plan's inputs: ``torch.export`` reads them there, so that ``dynamic_shapes`` is
+    given for ``x`` and not for ``*inputs``. Its code is an object of its own: ``torch.compile`` counts compilations
+    per code object and gives up after a few, which must not happen because other plans were compiled before.
+    """
+    generic: Any = Network.forward
+    forward: Any = FunctionType(generic.__code__.replace(), generic.__globals__, "forward")
+    names = ("self", *(name for name, _ in plan.inputs))
+    if not any(iskeyword(name) for name in names) and len(set(names)) == len(names):
+        kind = SignatureParameter.POSITIONAL_OR_KEYWORD
+        forward.__signature__ = Signature([SignatureParameter(name, kind) for name in names])
+    return type(
+        "Network", (Network,), {"forward": forward, "__doc__": Network.__doc__, "__module__": __name__}
+    )
+
+
+def _blank(plan: Plan) -> Network:
+    """A network of the right class, for unpickling and copying to fill."""
+    cls = network_class(plan)
+    return cls.__new__(cls)

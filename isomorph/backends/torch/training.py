@@ -1,0 +1,195 @@
+"""The PyTorch trainer: see :class:`isomorph.training.trainer.Trainer`, whose contract it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from isomorph.backends.torch.build import build
+from isomorph.backends.torch.weights import to_numpy, to_tensor
+from isomorph.errors import IsomorphError
+from isomorph.plan import Plan
+from isomorph.training.config import TrainingConfig
+from isomorph.training.data import IGNORED, Batch
+from isomorph.training.metrics import Totals
+from isomorph.training.trainer import FIRST, SECOND, WEIGHTS, StepResult, is_decayed, trained_parameters
+
+Array = np.ndarray[Any, Any]
+
+_HALVES = ("bfloat16", "float16")
+
+
+class Trainer:
+    """A network with AdamW. Parameters and moments are float32 (float64 for a float64 plan).
+
+    On the CPU equal steps give equal bits, run after run, with the same number of threads.
+    """
+
+    def __init__(self, plan: Plan, weights: Mapping[str, Any], config: TrainingConfig) -> None:
+        self.plan, self.config = plan, config
+        self.device = _device(config.device)
+        self.autocast = _autocast_dtype(plan, config)
+        self.model = build(plan, weights, device=self.device)
+        if plan.dtype in _HALVES:
+            self.model.float()  # steps are too small for half precision to hold
+        self.trained = {p.path: self.model.get_parameter(p.path) for p in trained_parameters(plan)}
+        decayed = {p.path for p in trained_parameters(plan) if is_decayed(p)}
+        groups = [
+            {"params": [p for path, p in self.trained.items() if path in decayed], "weight_decay": config.weight_decay},
+            {"params": [p for path, p in self.trained.items() if path not in decayed], "weight_decay": 0.0},
+        ]  # fmt: skip
+        self.optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+            foreach=True,
+        )
+
+    def step(self, step: int, parts: Sequence[Batch], learning_rate: float) -> StepResult:
+        count = sum(int((part.targets != IGNORED).sum()) for part in parts)
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        losses, hits = [], []
+        with self._reproducible(step):
+            for part in parts:
+                loss, correct = self._scores(part)
+                (loss / max(1, count)).backward()
+                losses.append(loss.detach())
+                hits.append(correct)
+            norm = self._clip()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        totals = Totals(float(torch.stack(losses).sum()), int(torch.stack(hits).sum()), count)
+        return StepResult(totals, norm)
+
+    def evaluate(self, batch: Batch) -> Totals:
+        self.model.eval()
+        with torch.inference_mode(), self._reproducible(0):
+            loss, correct = self._scores(batch)
+        return Totals(float(loss), int(correct), int((batch.targets != IGNORED).sum()))
+
+    def weights(self) -> dict[str, Array]:
+        dtype = getattr(torch, self.plan.dtype)
+        return {p.path: to_numpy(self.model.get_parameter(p.path).to(dtype)) for p in self.plan.parameters}
+
+    def state(self) -> dict[str, Array]:
+        found = {WEIGHTS + p.path: to_numpy(self.model.get_parameter(p.path)) for p in self.plan.parameters}
+        for path, parameter in self.trained.items():
+            held = self.optimizer.state.get(parameter)
+            for prefix, key in ((FIRST, "exp_avg"), (SECOND, "exp_avg_sq")):
+                moment = held[key] if held else torch.zeros_like(parameter)
+                found[prefix + path] = to_numpy(moment)
+        return found
+
+    def load_state(self, state: Mapping[str, Array], step: int) -> None:
+        self._check_state(state)
+        with torch.no_grad():
+            for parameter in self.plan.parameters:
+                self.model.get_parameter(parameter.path).copy_(to_tensor(state[WEIGHTS + parameter.path]))
+        for path, parameter in self.trained.items():
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(float(step), dtype=torch.float32),
+                "exp_avg": to_tensor(state[FIRST + path]).to(self.device, copy=True),
+                "exp_avg_sq": to_tensor(state[SECOND + path]).to(self.device, copy=True),
+            }
+
+    # ------------------------------------------------------------------------------------------
+
+    def _scores(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum of the cross entropies and number of correct predictions, ignored targets left out."""
+        inputs = {name: self._input(array) for name, array in batch.inputs.items()}
+        targets = torch.from_numpy(batch.targets).to(self.device).reshape(-1)
+        casting = torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+        with casting:
+            scores = self.model(**inputs)
+        if isinstance(scores, dict):
+            (scores,) = scores.values()
+        scores = scores.reshape(-1, scores.shape[-1])
+        if scores.dtype in (torch.bfloat16, torch.float16):
+            scores = scores.float()
+        loss = functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+        with torch.no_grad():
+            correct = (scores.argmax(-1) == targets).sum()  # an ignored target is no class
+        return loss, correct
+
+    def _input(self, array: Array) -> torch.Tensor:
+        tensor = torch.from_numpy(array).to(self.device)
+        if tensor.is_floating_point():
+            tensor = tensor.to(torch.float64 if self.plan.dtype == "float64" else torch.float32)
+        return tensor
+
+    def _clip(self) -> float:
+        """Scale the gradient down to the largest norm allowed; return the norm before that."""
+        gradients = [p.grad for p in self.trained.values() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        limit = self.config.clip
+        if limit and norm > limit:
+            for gradient in gradients:
+                gradient.mul_(limit / norm)
+        return norm
+
+    @contextmanager
+    def _reproducible(self, step: int) -> Iterator[None]:
+        """Draws keyed by (seed, step), deterministic kernels on the CPU; the caller's settings come back."""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(step_key(self.config.seed, step))
+            if self.device.type == "cpu":
+                torch.use_deterministic_algorithms(True)
+            try:
+                yield
+            finally:
+                torch.use_deterministic_algorithms(deterministic)
+
+    def _check_state(self, state: Mapping[str, Array]) -> None:
+        wanted = {WEIGHTS + p.path: p.shape for p in self.plan.parameters}
+        for path, parameter in self.trained.items():
+            wanted[FIRST + path] = wanted[SECOND + path] = tuple(parameter.shape)
+        shapes = {name: tuple(array.shape) for name, array in state.items()}
+        if shapes != wanted:
+            names = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"the checkpoint does not fit the plan in {len(names)} entries",
+                hints=[f"{n}: expected {wanted.get(n, 'none')}, got {shapes.get(n, 'none')}" for n in names],
+            )
+
+
+def step_key(seed: int, step: int) -> int:
+    """A 64-bit number that is different for every (seed, step), for practical purposes."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise IsomorphError(
+            "E_BACKEND", f"torch cannot train on the device {name!r}: {reason}", hints=["--device cpu"]
+        ) from error
+    return device
+
+
+def _autocast_dtype(plan: Plan, config: TrainingConfig) -> torch.dtype | None:
+    if plan.dtype == "float16":
+        raise IsomorphError(
+            "E_DTYPE",
+            "training in float16 needs a scaled loss, which is not offered",
+            hints=["resolve the definition with bfloat16 or float32"],
+        )
+    if plan.dtype == "bfloat16" or config.precision == "bf16":
+        return torch.bfloat16
+    return None

@@ -1,0 +1,92 @@
+"""Weights in and out of a built network. PyTorch's layout is the plan's: nothing is transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from isomorph.backends.torch.build import Network
+from isomorph.errors import IsomorphError, shorten
+from isomorph.weights.convert import owned_weights
+
+
+def weights(model: nn.Module) -> dict[str, np.ndarray]:
+    """Every parameter by path, as NumPy arrays that share no memory with the model.
+
+    Args:
+        model: a network from :func:`build`, on any device; one wrapped by ``torch.compile`` or
+            ``DistributedDataParallel`` will do. A tied parameter is listed under its owner alone.
+
+    Returns:
+        Arrays of the model's current dtype (bfloat16 as ``ml_dtypes.bfloat16``), in the plan's order.
+
+    Raises:
+        IsomorphError: E_ARGUMENT when it is no such network.
+    """
+    network = unwrap(model)
+    return {p.path: to_numpy(network.get_parameter(p.path)) for p in network.plan.parameters}
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Copy weights into a built network, each rounded to the dtype that the model has now.
+
+    Args:
+        model: as in :func:`weights`.
+        weights: arrays or tensors by parameter path, exactly those of the plan. A tied parameter may come
+            under either path. Nothing is changed unless everything fits.
+
+    Raises:
+        IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry; E_ARGUMENT when
+            ``model`` is no network of this backend.
+    """
+    network = unwrap(model)
+    fitting = owned_weights(network.plan, weights)
+    fill(network, fitting)
+
+
+def fill(network: Network, fitting: dict[str, Any]) -> None:
+    """Copy checked weights into a network; each is taken out of ``fitting``, to free it at once."""
+    with torch.no_grad():
+        for path in list(fitting):
+            network.get_parameter(path).copy_(to_tensor(fitting.pop(path)))
+
+
+def unwrap(model: nn.Module) -> Network:
+    """The network inside the wrappers of ``torch.compile`` and data parallelism; else E_ARGUMENT."""
+    inner: Any = model
+    while inner is not None and not isinstance(inner, Network):
+        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+    if inner is None:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"expected a network from isomorph.torch.build, got {shorten(type(model).__name__)}",
+        )
+    return inner
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy in memory of its own."""
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
+    if copy.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return copy.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return copy.numpy()
+
+
+def to_tensor(array: Any) -> torch.Tensor:
+    """A tensor of the same values and dtype, which may share the array's memory."""
+    if isinstance(array, torch.Tensor):
+        return array.detach()
+    array = np.asarray(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch refuses negative strides and warns of read-only memory
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

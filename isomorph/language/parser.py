@@ -1,0 +1,616 @@
+"""Reads the text of a definition into a :class:`Graph`. Nothing is ever executed.
+
+The scanner has refused every token that the language lacks before Python's own parser runs; this module
+gives the tree its meaning: calls and the current tensor, names, loops, contracts.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from isomorph import initializers
+from isomorph.errors import IsomorphError, Location, shorten
+from isomorph.language.graph import NOTHING, Call, Contract, Graph, Reference
+from isomorph.language.names import NOT_OPERATORS, check_node_name, check_tensor_name, unknown_tensor
+from isomorph.language.plain import EACH_LINE, read_plain
+from isomorph.language.scanner import TERMS_PER_NODE, scan, too_many_nodes
+from isomorph.language.source import Source, read_source
+from isomorph.limits import limits_with
+
+IsOperator = Callable[[str], bool]
+
+_CALL_FORM = "a statement is one operator call, such as linear(64), or h = linear(64)"
+_LOOP_FORM = "loops are written `for _ in range(4):`"
+NODE_KEYWORDS: Mapping[str, str] = {
+    "name": 'a string such as "block"',
+    "init": "a dictionary such as {\"weight\": 0.1} or {\"weight\": normal(std=0.02)}",
+    "trainable": "True, False or a dictionary such as {\"attn\": False}",
+    "tie": "a dictionary such as {\"weight\": \"wte.weight\"}",
+}  # fmt: skip
+"""The keywords that every operator takes, and what each may be."""
+
+
+def parse(
+    source: str | bytes,
+    *,
+    file: str = "<definition>",
+    limits: Mapping[str, int] | None = None,
+    input_names: tuple[str, ...] | None = None,
+    is_operator: IsOperator | None = None,
+) -> Graph:
+    """The graph that a definition describes.
+
+    Args:
+        source: the text; bytes are UTF-8.
+        file: the name shown in errors.
+        limits: the complete bounds, as :func:`isomorph.limits.limits_with` makes them.
+        input_names: inputs that the caller declares; ``("x",)`` when neither it nor the text names any.
+        is_operator: tells names that no tensor may have.
+
+    Raises:
+        IsomorphError: E_SYNTAX for what is not part of the language, E_NAME, E_BINDING and E_ARGUMENT for
+            names, contracts and literals, E_RESOURCE for a text beyond a limit; always with a place.
+    """
+    bounds = limits_with(None) if limits is None else limits
+    text = read_source(source, file, bounds["max_source_bytes"])
+    return Reader(text, bounds, input_names, is_operator).read()
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or a float and no bool."""
+    return type(value) is int or type(value) is float
+
+
+def check_number(value: float, largest: int) -> None:
+    """E_RESOURCE for an int above ``max_dimension``, E_ARGUMENT for a float that is not finite."""
+    if type(value) is int:
+        if not -largest <= value <= largest:
+            raise IsomorphError(
+                "E_RESOURCE", f"the number {shorten(value)} is above the limit of {largest:,} (max_dimension)"
+            )
+    elif value - value != 0:
+        raise IsomorphError("E_ARGUMENT", f"a number must be finite, got {value}")
+
+
+def check_node_keyword(keyword: str, value: Any) -> None:
+    """E_ARGUMENT unless ``name``, ``init``, ``trainable`` or ``tie`` has a value of its form."""
+    allowed: Any = {"name": str, "trainable": bool | dict}.get(keyword, dict)
+    if not isinstance(value, allowed):
+        raise IsomorphError("E_ARGUMENT", f"{keyword} is {NODE_KEYWORDS[keyword]}, got {shorten(value)}")
+
+
+class Reader:
+    """The state of reading one definition."""
+
+    def __init__(
+        self,
+        source: Source,
+        limits: Mapping[str, int],
+        given: tuple[str, ...] | None,
+        is_operator: IsOperator | None,
+    ) -> None:
+        self.source, self.limits, self.given, self.is_operator = source, limits, given, is_operator
+        self.largest, self.max_nodes = limits["max_dimension"], limits["max_nodes"]
+        self.locate = source.locate  # one bound method for all calls
+        self.inputs: list[Contract] = []
+        self.declared: tuple[str, ...] = ()
+        self.inputs_open = True  # until the first statement that declares no input
+        self.calls: list[Call] = []
+        self.outputs: list[Contract] = []
+        self.after_output = False
+        self.bindings: dict[str, Reference] = {}
+        self.current: Reference | None = None
+        self.names: set[str] = set()
+        self.indices: list[int] = []  # of the loops around, outermost first
+
+    def read(self) -> Graph:
+        """The graph of the whole text."""
+        found = scan(self.source, self.limits)
+        text, line = self.source.text + "\n", 1
+        for start, end, plain in found.segments:
+            if plain:
+                line = self._plain_lines(text, start, end, line, found.has_escapes)
+                continue
+            statements = self._tree(start, end, line, found.has_escapes)
+            if start == 0 and statements and _is_string(statements[0]):  # a docstring
+                statements = statements[1:]
+            self._block(statements)
+            line += text.count("\n", start, end)
+        if self.inputs_open:
+            self.close_inputs()
+        return Graph(
+            self.inputs, self.calls, self.outputs, self.bindings, self.current, self.source.text,
+            self.source.file, self.declared,
+        )  # fmt: skip
+
+    def _plain_lines(self, text: str, start: int, end: int, line: int, has_escapes: bool) -> int:
+        for match in EACH_LINE.finditer(text, start, end):
+            if not read_plain(self, match, line):
+                self._block(self._tree(match.start(), match.end(), line, has_escapes))
+            line += 1
+        return line
+
+    def _tree(self, start: int, end: int, line: int, has_escapes: bool) -> list[ast.stmt]:
+        try:
+            return self.source.statements(has_escapes=has_escapes, start=start, end=end, line=line)
+        except SyntaxError as error:
+            place = self.source.of_syntax_error(error)
+            scan(self.source, self.limits, thorough=True)  # names the keyword, if one is the cause
+            message = f"this cannot be read: {error.msg}"
+            raise IsomorphError("E_SYNTAX", message, place, [_CALL_FORM]) from None
+        except (ValueError, RecursionError, MemoryError) as error:  # beyond what the scanner foresees
+            place = Location(self.source.file, line, 1, self.source.line(line))
+            raise IsomorphError("E_SYNTAX", f"this cannot be read: {error}", place) from None
+
+    # -- errors --------------------------------------------------------------------------------
+
+    def _fail(self, node: Any, message: str, *hints: str, code: str = "E_SYNTAX") -> NoReturn:
+        raise IsomorphError(code, message, self.source.of(node), hints)
+
+    def _at(self, node: Any, error: IsomorphError) -> IsomorphError:
+        """The error with the place of a node."""
+        return IsomorphError(error.code, error.message, self.source.of(node), error.hints)
+
+    def _checked(self, node: Any, check: Callable[..., None], *arguments: Any) -> None:
+        try:
+            check(*arguments)
+        except IsomorphError as error:
+            raise self._at(node, error) from None
+
+    # -- statements ----------------------------------------------------------------------------
+
+    def _block(self, statements: list[ast.stmt]) -> None:
+        for statement in statements:
+            kind = statement.__class__
+            value: Any = getattr(statement, "value", None)
+            if value.__class__ is ast.Call:
+                name = value.func.id if value.func.__class__ is ast.Name else ""
+                if name == "input" or name == "output":
+                    self._contract(statement, value, name)
+                    continue
+            elif kind is ast.Expr:
+                self._not_a_call(value)
+            if self.inputs_open:
+                self.close_inputs()
+            if self.after_output:
+                self._fail(statement, "output(...) is the last statement", "move it to the end")
+            if kind is ast.Expr:
+                self._call(value)
+            elif kind is ast.Assign:
+                self._assign(statement, value)
+            elif kind is ast.For:
+                self._loop(statement)
+            else:
+                self._unexpected(statement)
+
+    def _unexpected(self, node: Any) -> NoReturn:
+        """Refuse a form of Python's that the language lacks."""
+        scan(self.source, self.limits, thorough=True)  # names the keyword, if one is the cause
+        kind = type(node).__name__.lower()
+        self._fail(node, f"this form ({kind}) is not part of the language", _CALL_FORM)
+
+    def _not_a_call(self, value: Any) -> NoReturn:
+        if value.__class__ is ast.Name:
+            self._fail(value, f"a tensor's name alone does nothing: {shorten(value.id)}", _CALL_FORM)
+        if value.__class__ is ast.Constant and isinstance(value.value, str):
+            self._fail(
+                value, "a string stands alone only as the first statement",
+                "write comments after #; tensors and arguments go into calls",
+            )  # fmt: skip
+        if value.__class__ in (ast.Constant, ast.Tuple, ast.List, ast.Dict):
+            self._fail(value, "a value alone does nothing", _CALL_FORM)
+        self._unexpected(value)
+
+    def _assign(self, statement: Any, value: Any) -> None:
+        target = statement.targets[0]
+        kind = value.__class__
+        if target.__class__ is ast.Name:
+            if kind is ast.Call:
+                index = self._call(value)
+                self.calls[index].targets = 1
+                self._bind(target, Reference(index, None))
+            elif kind is ast.Name:
+                self._bind(target, self._tensor(value))
+            else:
+                self._not_a_tensor(value)
+            return
+        if target.__class__ is not ast.Tuple or any(t.__class__ is not ast.Name for t in target.elts):
+            self._fail(target, "results are taken by names", "write h = linear(64), or a, b = split(64)")
+        names = [element.id for element in target.elts]
+        if len(names) < 2 or len(set(names)) < len(names):
+            self._fail(
+                target, "several results are taken by two or more different names", "write a, b = split(64)"
+            )
+        if kind is not ast.Call:
+            self._not_a_tensor(value)
+        index = self._call(value)
+        self.calls[index].targets = len(names)
+        self.current = None
+        for output, element in enumerate(target.elts):
+            self._bind(element, Reference(index, output))
+
+    def _not_a_tensor(self, value: Any) -> NoReturn:
+        if value.__class__ in (ast.Constant, ast.UnaryOp, ast.Tuple, ast.List, ast.Dict, ast.Name):
+            self._fail(
+                value, "a name takes the result of a call",
+                "write h = linear(64), or a, b = split(64); literals stand in calls",
+            )  # fmt: skip
+        self._unexpected(value)
+
+    def may_name(self, name: str) -> bool:
+        """Whether a tensor may have this name."""
+        try:
+            check_tensor_name(name, self.is_operator)
+        except IsomorphError:
+            return False
+        return True
+
+    def _bind(self, target: Any, reference: Reference) -> None:
+        name = target.id
+        if name not in self.bindings:
+            self._checked(target, check_tensor_name, name, self.is_operator)
+        self.bindings[name] = reference
+
+    # -- loops ---------------------------------------------------------------------------------
+
+    def _loop(self, loop: Any) -> None:
+        if not self.indices:
+            self._measure(loop, 1)
+        turns = self._turns(loop)
+        for index in range(turns):
+            self.indices.append(index)
+            self._block(loop.body)
+            self.indices.pop()
+
+    def _turns(self, loop: Any) -> int:
+        if loop.target.__class__ is not ast.Name or loop.target.id != "_":
+            self._fail(
+                loop.target, "the loop variable is `_`: a body does not depend on the turn", _LOOP_FORM,
+                "in Python code, iso.resolve_function records a function in which loops are free",
+            )  # fmt: skip
+        if loop.orelse:
+            self._unexpected(loop.orelse[0])
+        header = loop.iter
+        if header.__class__ is not ast.Call or getattr(header.func, "id", "") != "range":
+            self._fail(header, "a loop repeats its body a stated number of times", _LOOP_FORM)
+        count: Any = header.args[0] if len(header.args) == 1 and not header.keywords else None
+        if count.__class__ is not ast.Constant or type(count.value) is not int or count.value < 1:
+            self._fail(header, "range takes one positive number, written out", _LOOP_FORM)
+        return count.value
+
+    def _measure(self, loop: Any, depth: int) -> tuple[int, int]:
+        """Operator calls, and names and literals, of a loop once unrolled; E_RESOURCE when too many."""
+        most = self.limits["max_nesting"]
+        if depth > most:
+            self._fail(
+                loop,
+                f"loops nest more than {self.limits['max_nesting']} deep (max_nesting)",
+                code="E_RESOURCE",
+            )
+        turns = self._turns(loop)
+        calls, terms = 0, 1
+        for statement in loop.body:
+            if statement.__class__ is ast.For:
+                more, inside = self._measure(statement, depth + 1)
+            else:
+                more, inside = _size(getattr(statement, "value", None))
+            calls, terms = calls + more, terms + inside + 1
+        room = self.max_nodes - len(self.calls)
+        most_terms = max(1000, TERMS_PER_NODE * self.max_nodes)
+        if calls * turns > room:
+            self._fail(
+                loop.iter,
+                f"the loop unrolls to {calls * turns:,} operator calls, above the limit of "
+                f"{self.max_nodes:,} (max_nodes)",
+                "repeat it less often, or raise the limit",
+                code="E_RESOURCE",
+            )
+        if terms * turns > most_terms:
+            self._fail(
+                loop.iter,
+                f"the loop unrolls to {terms * turns:,} names and literals, above the limit of "
+                f"{most_terms:,} ({TERMS_PER_NODE} for each node of max_nodes)",
+                "repeat it less often, or raise max_nodes",
+                code="E_RESOURCE",
+            )
+        return calls * turns, terms * turns
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _call(self, node: Any) -> int:
+        """Read one operator call and those inside it; return its index. The result becomes current."""
+        function = node.func
+        if function.__class__ is not ast.Name:
+            self._unexpected(function)
+        operator = function.id
+        if operator in NOT_OPERATORS:
+            self._not_an_operator(node, operator)
+        inputs: list[Reference] = []
+        arguments: list[Any] = []
+        for argument in node.args:
+            kind = argument.__class__
+            if kind is ast.Constant:
+                arguments.append(self._constant(argument))
+            elif kind is ast.Name or kind is ast.Call:
+                if arguments:
+                    self._fail(argument, "tensors come first, before literals", f"write {operator}(x, 64)")
+                inputs.append(self._tensor(argument))
+            else:
+                arguments.append(self._literal(argument))
+        call = Call(operator, tuple(inputs), NOTHING, None, tuple(arguments), NOTHING)
+        if node.keywords:
+            self._keywords(call, node.keywords)
+        index = len(self.calls)
+        if index >= self.max_nodes:
+            raise self._at(node, too_many_nodes(self.max_nodes))
+        call.current = self.current
+        call.locate = partial(self.locate, self.source.line_of(node), node.col_offset)
+        self.calls.append(call)
+        self.current = Reference(index, None)
+        return index
+
+    def _not_an_operator(self, node: Any, name: str) -> NoReturn:
+        if name == "range":
+            self._fail(node, "range(...) stands only in a loop", _LOOP_FORM)
+        if name in initializers.SCHEMES:
+            self._fail(
+                node, f"{name}(...) is an initialiser and stands only in an init dictionary",
+                f'write init={{"weight": {name}(...)}}',
+            )  # fmt: skip
+        self._fail(
+            node, f"{name}(...) is a statement of its own", f'write {name}("B", 8, 32) on its own line'
+        )
+
+    def _keywords(self, call: Call, nodes: list[ast.keyword]) -> None:
+        keywords: dict[str, Any] = {}
+        tensors: dict[str, Reference] = {}
+        of_node = 0
+        for node in nodes:
+            key, value = node.arg, node.value
+            kind = value.__class__
+            if key is None:
+                self._unexpected(node)
+            if key in NODE_KEYWORDS:
+                of_node += 1
+                self._node_keyword(call, key, value)
+            elif kind is ast.Constant:
+                keywords[key] = self._constant(value)
+            elif kind is ast.Name or kind is ast.Call:
+                tensors[key] = self._tensor(value)
+            else:
+                keywords[key] = self._literal(value)
+        call.keywords = keywords
+        if tensors:
+            call.keyword_inputs = tensors
+        if len(keywords) + len(tensors) + of_node != len(nodes) or of_node > 1:
+            self._refuse_repeated(nodes)
+
+    def _refuse_repeated(self, nodes: list[ast.keyword]) -> None:
+        seen: set[str | None] = set()
+        for node in nodes:
+            if node.arg in seen:
+                self._fail(node, f"the argument {shorten(node.arg)} is given twice", "give it once")
+            seen.add(node.arg)
+
+    def _node_keyword(self, call: Call, key: str, node: Any) -> None:
+        if key == "init" and node.__class__ is ast.Dict:
+            value: Any = self._dictionary(node, self._initial)
+        elif node.__class__ in (ast.Name, ast.Call):
+            self._fail(node, f"{key} is {NODE_KEYWORDS[key]}", code="E_ARGUMENT")
+        else:
+            value = self._literal(node)
+        if value is None:
+            return
+        try:
+            check_node_keyword(key, value)
+            if key == "name":
+                if self.indices:
+                    value += "_".join(map(str, self.indices))
+                check_node_name(value, self.names)
+                self.names.add(value)
+        except IsomorphError as error:
+            raise self._at(node, error) from None
+        setattr(call, key, value)
+
+    # -- tensors and literals ------------------------------------------------------------------
+
+    def _tensor(self, node: Any) -> Reference:
+        if node.__class__ is ast.Call:
+            return Reference(self._call(node), None)
+        found = self.bindings.get(node.id)
+        if found is None:
+            raise self._at(node, unknown_tensor(node.id, self.bindings, self.is_operator))
+        return found
+
+    def _constant(self, node: Any) -> Any:
+        value = node.value
+        kind = value.__class__
+        if kind is int or kind is float:
+            if kind is int and -self.largest <= value <= self.largest:
+                return value
+            self._checked(node, check_number, value, self.largest)
+        elif not (kind is str or kind is bool or value is None):
+            self._unexpected(node)
+        return value
+
+    def _literal(self, node: Any) -> Any:
+        kind = node.__class__
+        if kind is ast.Constant:
+            return self._constant(node)
+        if kind is ast.UnaryOp and node.operand.__class__ is ast.Constant and is_number(node.operand.value):
+            value = self._constant(node.operand)
+            if node.op.__class__ is ast.USub:
+                return -value
+            if node.op.__class__ is ast.UAdd:
+                return value
+        if kind is ast.Tuple:
+            return tuple([self._literal(element) for element in node.elts])
+        if kind is ast.List:
+            return [self._literal(element) for element in node.elts]
+        if kind is ast.Dict:
+            return self._dictionary(node, self._literal)
+        if kind is ast.Name or kind is ast.Call:
+            self._fail(
+                node, "a tensor is an argument by itself, not a part of a literal",
+                'a literal is made of numbers, strings such as "B", True, False and None',
+            )  # fmt: skip
+        return self._unexpected(node)
+
+    def _dictionary(self, node: Any, read: Callable[[Any], Any]) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key_node, value_node in zip(node.keys, node.values, strict=True):
+            if key_node.__class__ is not ast.Constant:
+                self._fail(key_node or value_node, "a dictionary's keys are strings or numbers")
+            key = self._constant(key_node)
+            if key in found:
+                self._fail(key_node, f"the key {shorten(key)} stands twice in this dictionary", "keep one")
+            found[key] = read(value_node)
+        return found
+
+    def _initial(self, node: Any) -> Any:
+        """A value of an init dictionary: a literal, or a call of an initialiser."""
+        if node.__class__ is not ast.Call:
+            return self._literal(node)
+        name = getattr(node.func, "id", "")
+        arguments = tuple([self._literal(argument) for argument in node.args])
+        keywords = {keyword.arg: self._literal(keyword.value) for keyword in node.keywords}
+        if len(keywords) != len(node.keywords):
+            self._refuse_repeated(node.keywords)
+        try:
+            return initializers.make(name, arguments, keywords)
+        except IsomorphError as error:
+            raise self._at(node, error) from None
+
+    # -- contracts -----------------------------------------------------------------------------
+
+    def _contract(self, statement: Any, call: Any, which: str) -> None:
+        if self.indices:
+            self._fail(call, f"{which}(...) stands outside loops", "move it to the top level")
+        if self.after_output:
+            what = (
+                "there is one output statement" if which == "output" else "output(...) is the last statement"
+            )
+            self._fail(call, what, 'several outputs: output(logits=("B", 10), features=("B", 64))')
+        if which == "output":
+            if statement.__class__ is not ast.Expr:
+                self._fail(statement, "output(...) has no result", 'write output("B", 10)')
+            if self.inputs_open:
+                self.close_inputs()
+            self._output(call)
+        else:
+            if not self.inputs_open:
+                self._fail(call, "input(...) statements come before all others", "move it to the top")
+            self._input(statement, call)
+
+    def _input(self, statement: Any, call: Any) -> None:
+        target = None
+        if statement.__class__ is ast.Assign:
+            target = statement.targets[0]
+            if target.__class__ is not ast.Name:
+                self._fail(
+                    target, "one input(...) declares one tensor", 'write ids = input("B", "T", dtype="int64")'
+                )
+        elif statement.__class__ is not ast.Expr:
+            self._unexpected(statement)
+        name = "x" if target is None else target.id
+        self._checked(target or call, check_tensor_name, name, self.is_operator)
+        if any(contract.name == name for contract in self.inputs):
+            self._fail(
+                target or call,
+                f"two inputs are named {name!r}",
+                'name one: ids = input("B", "T")',
+                code="E_NAME",
+            )
+        dtype = None
+        for keyword in call.keywords:
+            if keyword.arg != "dtype" or dtype is not None:
+                self._fail(
+                    keyword, f"input takes sizes and one dtype, got {shorten(keyword.arg)}",
+                    'write input("B", "T", dtype="int64")', code="E_ARGUMENT",
+                )  # fmt: skip
+            dtype = self._literal(keyword.value)
+            if not isinstance(dtype, str):
+                self._fail(
+                    keyword.value,
+                    f'dtype is a string such as "int64", got {shorten(dtype)}',
+                    code="E_ARGUMENT",
+                )
+        self.inputs.append(Contract(name, self._sizes(call.args), dtype, self.source.of(call)))
+
+    def close_inputs(self) -> None:
+        """Bind the inputs; from here on none can be declared."""
+        self.inputs_open = False
+        stated = tuple(contract.name for contract in self.inputs)
+        given = self.given
+        # A caller's lone shape has no name of its own, and arrives here as ("x",).
+        if stated and given and stated != given and not (len(stated) == 1 and given == ("x",)):
+            raise IsomorphError(
+                "E_BINDING",
+                f"the definition declares the inputs {', '.join(stated)}, the call gives {', '.join(given)}",
+                self.inputs[0].location,
+                ["leave one of the two out, or name the same inputs in the same order"],
+            )
+        for name in given or ():
+            check_tensor_name(name, self.is_operator)
+        self.declared = stated or given or ("x",)
+        for index, name in enumerate(self.declared):
+            self.bindings[name] = Reference(-1, index)
+        self.current = Reference(-1, 0)
+
+    def _output(self, call: Any) -> None:
+        self.after_output = True
+        if bool(call.args) == bool(call.keywords):
+            self._fail(
+                call, "output(...) takes the sizes of one output, or several outputs by name",
+                'write output("B", 10), or output(logits=("B", 10), features=("B", 64))',
+            )  # fmt: skip
+        if call.args:
+            self.outputs.append(Contract("", self._sizes(call.args), None, self.source.of(call)))
+        for keyword in call.keywords:
+            if keyword.arg not in self.bindings:
+                raise self._at(keyword, unknown_tensor(str(keyword.arg), self.bindings, self.is_operator))
+            if keyword.value.__class__ not in (ast.Tuple, ast.List):
+                self._fail(
+                    keyword.value, f"the shape of {keyword.arg} is a tuple",
+                    f'write output({keyword.arg}=("B", 10))',
+                    code="E_ARGUMENT",
+                )  # fmt: skip
+            self.outputs.append(
+                Contract(keyword.arg or "", self._sizes(keyword.value.elts), None, self.source.of(keyword))
+            )
+        self._refuse_repeated(call.keywords)
+
+    def _sizes(self, nodes: list[Any]) -> tuple[Any, ...]:
+        for node in nodes:
+            if node.__class__ is ast.Name:
+                self._fail(node, "a size is a number, or a symbol in quotes", f'write "{node.id[:40]}"')
+        return tuple([self._literal(node) for node in nodes])
+
+
+def _is_string(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _size(node: Any) -> tuple[int, int]:
+    """Operator calls, and names and literals, of an expression."""
+    calls, terms = 0, 1
+    if isinstance(node, ast.Call):
+        calls = 1
+        parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+    elif isinstance(node, ast.Dict):
+        parts = node.values
+        terms += len(parts)
+    else:
+        parts = getattr(node, "elts", ())
+    for part in parts:
+        more, inside = _size(part)
+        # what a dictionary calls is an initialiser
+        calls, terms = calls + (0 if isinstance(node, ast.Dict) else more), terms + inside
+    return calls, terms

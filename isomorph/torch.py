@@ -1,0 +1,17 @@
+"""The PyTorch backend's public door: a plan as a ``torch.nn.Module``, and its weights."""
+
+from isomorph.errors import IsomorphError
+
+try:
+    from isomorph.backends.torch.build import Network, build
+    from isomorph.backends.torch.weights import load_weights, weights
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise IsomorphError(
+        "E_BACKEND",
+        "isomorph.torch needs PyTorch, which is not installed",
+        hints=['pip install "isomorph[torch]"'],
+    ) from None
+
+__all__ = ["Network", "build", "load_weights", "weights"]

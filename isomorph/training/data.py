@@ -1,0 +1,207 @@
+"""Examples to train on: which there are, how they are split, and in which order they come.
+
+A dataset is opened for a plan and checked against its contracts before anything is computed. The order of
+examples is a function of (seed, epoch) alone, so a resumed run needs nothing but its step number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.plan import Plan
+from isomorph.resolver.dimensions import Affine, evaluate, show_shape, symbols_of
+
+Array = np.ndarray[Any, Any]
+
+IGNORED = -100
+"""A target that is not predicted: padding."""
+SPLITS = ("train", "validation", "test")
+
+
+class Batch(NamedTuple):
+    """Inputs by name, and int64 targets: a class per example ``[B]`` or per position ``[B, T]``."""
+
+    inputs: dict[str, Array]
+    targets: Array
+
+    def parts(self, count: int) -> list[Batch]:
+        """The batch cut into ``count`` parts of equal size."""
+        size = len(self.targets) // count
+        return [
+            Batch(
+                {name: array[start : start + size] for name, array in self.inputs.items()},
+                self.targets[start : start + size],
+            )
+            for start in range(0, size * count, size)
+        ]
+
+
+class Dataset(Protocol):
+    """Examples in three splits; a missing split counts 0.
+
+    Attributes:
+        title: a few words for people.
+        unit: what one prediction is called: ``image``, ``byte``, ``example``.
+    """
+
+    title: str
+    unit: str
+
+    def count(self, split: str) -> int:
+        """Examples in a split."""
+        ...
+
+    def take(self, split: str, indices: Array, epochs: Array) -> Batch:
+        """The examples at these indices, as they are seen in these epochs."""
+        ...
+
+
+class Order:
+    """The order of a dataset's training examples: a new permutation in every epoch, for ever.
+
+    A batch may span the end of an epoch, so that all batches have one size and no example is left out.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = count, seed
+        self._kept: dict[int, Array] = {}
+
+    def permutation(self, epoch: int) -> Array:
+        """The order of one epoch, from NumPy's Philox generator keyed by (seed, epoch)."""
+        found = self._kept.get(epoch)
+        if found is None:
+            key = np.array([self.seed, epoch], dtype=np.uint64)
+            found = np.random.Generator(np.random.Philox(key=key)).permutation(self.count)
+            self._kept = {number: order for number, order in self._kept.items() if number == epoch - 1}
+            self._kept[epoch] = found
+        return found
+
+    def places(self, start: int, size: int) -> tuple[Array, Array]:
+        """Indices and epochs of the examples ``start .. start + size - 1`` of the endless sequence."""
+        positions = np.arange(start, start + size)
+        epochs = positions // self.count
+        within = positions % self.count
+        indices = np.empty(size, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            indices[chosen] = self.permutation(int(epoch))[within[chosen]]
+        return indices, epochs
+
+
+def evaluation_batches(dataset: Dataset, split: str, size: int) -> Iterator[Batch]:
+    """All examples of a split in order; the last batch may be smaller."""
+    count = dataset.count(split)
+    for start in range(0, count, size):
+        indices = np.arange(start, min(start + size, count))
+        yield dataset.take(split, indices, np.zeros_like(indices))
+
+
+def open_dataset(specification: str, plan: Plan, *, length: int = 0, validation: float = 0.1) -> Dataset:
+    """The dataset that a ``--data`` argument names, checked against the plan.
+
+    Args:
+        specification: ``digits``, ``text:FILE``, ``text:pydoc`` or ``npz:FILE``.
+        plan: the network to be trained.
+        length: tokens per example of text; 0 for the plan's own.
+        validation: fraction of the training examples that becomes the validation split.
+
+    Raises:
+        IsomorphError: E_ARGUMENT for an unknown specification or unusable content; E_CONSTRAINT or E_DTYPE
+            when shapes or dtypes do not meet the plan's contracts; E_BACKEND when a package is missing.
+    """
+    from isomorph.training import sources
+
+    kind, _, place = specification.partition(":")
+    if kind == "digits" and not place:
+        return sources.digits(plan, validation)
+    if kind == "text" and place:
+        return sources.text(plan, place, length, validation)
+    if kind == "npz" and place:
+        return sources.npz(plan, place, validation)
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"there is no data {shorten(specification)}",
+        hints=[*did_you_mean(kind, ("digits", "text", "npz")), *DATA_FORMS],
+    )
+
+
+DATA_FORMS = (
+    "digits        1,797 handwritten digits, 8 x 8, that come with scikit-learn",
+    "text:FILE     bytes of a file, each predicted from those before it",
+    "text:pydoc    the documentation topics that come with Python",
+    "npz:FILE      arrays x and y (and x_test, y_test) of a NumPy archive",
+)
+
+
+def score_shape(plan: Plan) -> tuple[Any, ...]:
+    """The shape of the plan's one output, whose last axis scores classes.
+
+    Raises:
+        IsomorphError: E_CONSTRAINT when it has several outputs, or one that cannot be scores.
+    """
+    shapes = {name: plan.values[value].shape for name, value in plan.outputs}
+    if len(shapes) != 1:
+        raise IsomorphError(
+            "E_CONSTRAINT",
+            f"training needs a network with one output, a score for every class; "
+            f"this one has {len(shapes)}: {', '.join(shapes)}",
+            hints=['give it one, as in output("B", 10)'],
+        )
+    (shape,) = shapes.values()
+    if len(shape) not in (2, 3) or type(shape[-1]) is not int:
+        raise IsomorphError(
+            "E_CONSTRAINT",
+            f"training needs an output [B, classes] or [B, T, classes]; this network's is {show_shape(shape)}",
+        )
+    return shape
+
+
+def check_arrays(plan: Plan, inputs: dict[str, Array], targets: Array, where: str) -> None:
+    """Compare the sizes of all arrays with the plan's contracts, every symbol meaning one size.
+
+    The first axis counts examples, whatever its symbol. E_CONSTRAINT names the array and both shapes.
+    """
+    sizes: dict[str, int] = {}
+    expected = {name: plan.values[value].shape for name, value in plan.inputs}
+    pairs = [(name, expected[name], array) for name, array in inputs.items()]
+    pairs.append(("targets", score_shape(plan)[:-1], targets))
+    for name, shape, array in pairs:
+        if array.ndim != len(shape) or len(array) != len(targets):
+            raise _misfit(where, name, shape, array, f"{len(targets)} examples")
+        for dimension, size in zip(shape[1:], array.shape[1:], strict=True):
+            names = symbols_of(dimension)
+            if isinstance(dimension, Affine) and len(names) == 1 and names[0] not in sizes:
+                ((_, coefficient),) = dimension.terms
+                sizes[names[0]] = (size - dimension.constant) // coefficient
+            if any(symbol not in sizes for symbol in names):
+                continue  # a sum of several unknown lengths: the network itself will check
+            if evaluate(dimension, sizes) != size:
+                raise _misfit(where, name, shape, array, ", ".join(f"{s}={n}" for s, n in sizes.items()))
+    for symbol, size in sizes.items():
+        low, high = plan.bounds.get(symbol, (0, None))
+        if size < low or (high is not None and size > high):
+            limit = f"at least {low}" if size < low else f"at most {high}"
+            raise IsomorphError("E_CONSTRAINT", f"{where}: {symbol} must be {limit}, the arrays have {size}")
+
+
+def _misfit(where: str, name: str, shape: Any, array: Array, context: str) -> IsomorphError:
+    return IsomorphError(
+        "E_CONSTRAINT",
+        f"{where}: {name} has shape {show_shape(array.shape)}, the network expects {show_shape(shape)}"
+        + (f" ({context})" if context else ""),
+    )
+
+
+def check_targets(targets: Array, classes: int, where: str) -> None:
+    """Every target must be a class, or :data:`IGNORED`; E_ARGUMENT names one that is not."""
+    wrong = targets[((targets < 0) | (targets >= classes)) & (targets != IGNORED)]
+    if wrong.size:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{where}: target {int(wrong.flat[0])} is no class of a network that scores {classes}",
+            hints=[f"targets run from 0 to {classes - 1}; {IGNORED} marks one to ignore"],
+        )

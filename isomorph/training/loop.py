@@ -1,0 +1,280 @@
+"""The run itself: which batch, which learning rate, when to evaluate and when to save. No framework."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+from isomorph.errors import IsomorphError
+from isomorph.plan import Plan
+from isomorph.training.checkpoint import RunDirectory
+from isomorph.training.config import TrainingConfig
+from isomorph.training.data import Dataset, Order, evaluation_batches, open_dataset
+from isomorph.training.metrics import MetricsFile, Totals, keep_records, read_records
+from isomorph.training.schedule import learning_rate_at
+from isomorph.training.trainer import Trainer, load_trainer
+from isomorph.weights.file import save
+from isomorph.weights.initial import initial_weights
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        directory: where everything is.
+        step: steps taken.
+        steps: steps wanted.
+        stopped: True when it was asked to stop before the end.
+        unit: what one prediction is called.
+        test_count, test_loss, test_accuracy: on the test split; None without one, or when stopped.
+        seconds: training time of this process.
+    """
+
+    directory: str
+    step: int
+    steps: int
+    stopped: bool
+    unit: str
+    test_count: int | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+class Reporter(Protocol):
+    """Who shows a run's progress."""
+
+    def begin(self, plan: Plan, dataset: Dataset, config: TrainingConfig, step: int) -> None:
+        """Training is about to take step number ``step``."""
+        ...
+
+    def step(self, record: dict[str, Any]) -> None:
+        """A step was taken; the record is the one in the metrics file."""
+        ...
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """The validation split was evaluated."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something else to tell."""
+        ...
+
+    def end(self) -> None:
+        """Training is over, well or not."""
+        ...
+
+
+class Silence:
+    """A reporter that shows nothing."""
+
+    def begin(self, plan: Plan, dataset: Dataset, config: TrainingConfig, step: int) -> None:
+        pass
+
+    def step(self, record: dict[str, Any]) -> None:
+        pass
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def train(
+    plan: Plan,
+    config: TrainingConfig,
+    directory: str | Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    reporter: Reporter | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Train a plan's network and leave everything in a directory (see :mod:`isomorph.training.checkpoint`).
+
+    Args:
+        plan: the network.
+        config: every setting.
+        directory: where; made when missing.
+        resume: continue what has begun there; begin when nothing has. The result is bit-equal to that of a
+            run that was never interrupted.
+        force: delete a run that is there.
+        reporter: shows progress.
+        should_stop: asked after every step; when it says so, the state is saved and the run ends early.
+
+    Raises:
+        IsomorphError: for data that do not fit the plan (see ``open_dataset``), a directory that holds
+            another run (E_CHECKPOINT), a backend that is not there (E_BACKEND), or a loss that is no longer
+            a finite number (E_RUNTIME).
+    """
+    dataset = open_dataset(config.data, plan, length=config.length, validation=config.validation)
+    run = RunDirectory(directory)
+    factory = load_trainer(config.backend)
+    if resume and run.finished:
+        run.prepare(plan, config, resume=True, force=False)
+        return _outcome_of_finished(run, config, dataset)
+    trainer = factory(plan, initial_weights(plan, config.seed), config)
+    run.prepare(plan, config, resume=resume, force=force)
+    checkpoint = run.latest()
+    step = 0
+    if checkpoint is not None:
+        step = checkpoint.step
+        trainer.load_state(checkpoint.state, step)
+    # Whatever was measured after that checkpoint, or at the very end, will be measured again.
+    keep_records(run.metrics, lambda record: record.get("step", 0) <= step and "test_loss" not in record)
+    session = _Session(plan, config, dataset, trainer, run, reporter or Silence(), should_stop)
+    return session.run_from(step)
+
+
+class _Session:
+    """One process's share of a run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        config: TrainingConfig,
+        dataset: Dataset,
+        trainer: Trainer,
+        run: RunDirectory,
+        reporter: Reporter,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.plan, self.config, self.dataset, self.trainer = plan, config, dataset, trainer
+        self.run, self.reporter, self.should_stop = run, reporter, should_stop
+        self.order = Order(dataset.count("train"), config.seed)
+        self.metrics = MetricsFile(run.metrics)
+        self.begun = time.perf_counter()
+
+    def run_from(self, step: int) -> Outcome:
+        try:
+            self.reporter.begin(self.plan, self.dataset, self.config, step)
+            while step < self.config.steps:
+                self._take(step)
+                step += 1
+                last = step == self.config.steps
+                if last or step % self.config.evaluate_every == 0:
+                    self._validate(step)
+                stopping = not last and self.should_stop()
+                if last or stopping or step % self.config.checkpoint_every == 0:
+                    self.metrics.sync()
+                    self.run.save(step, self.trainer.state())
+                if stopping:
+                    return self._outcome(step, None)
+            return self._finish()
+        finally:
+            self.metrics.close()
+            self.reporter.end()
+
+    def _take(self, step: int) -> None:
+        config = self.config
+        rate = learning_rate_at(
+            step, steps=config.steps, peak=config.learning_rate, warmup=config.warmup,
+            final=config.final_learning_rate,
+        )  # fmt: skip
+        indices, epochs = self.order.places(step * config.batch_size, config.batch_size)
+        batch = self.dataset.take("train", indices, epochs)
+        totals, norm = self.trainer.step(step, batch.parts(config.accumulate), rate)
+        if not (isfinite(totals.loss) and isfinite(norm)):
+            raise IsomorphError(
+                "E_RUNTIME",
+                f"training diverged at step {step + 1}: loss {totals.mean_loss}, gradient norm {norm}",
+                hints=[
+                    f"lower the learning rate ({config.learning_rate:g}), warm up longer, or clip harder",
+                    "the last checkpoint is from before",
+                ],
+            )
+        record = {
+            "step": step + 1,
+            "epoch": round((step + 1) * config.batch_size / self.order.count, 4),
+            "loss": totals.mean_loss,
+            "accuracy": totals.accuracy,
+            "learning_rate": rate,
+            "gradient_norm": norm,
+            "seconds": round(time.perf_counter() - self.begun, 4),
+        }
+        self.metrics.write(record)
+        self.reporter.step(record)
+
+    def _validate(self, step: int) -> None:
+        if self.dataset.count("validation"):
+            totals = self._evaluate("validation")
+            record = {
+                "step": step,
+                "validation_loss": totals.mean_loss,
+                "validation_accuracy": totals.accuracy,
+            }
+            self.metrics.write(record)
+            self.reporter.evaluation(record)
+
+    def _evaluate(self, split: str) -> Totals:
+        totals = Totals()
+        for batch in evaluation_batches(self.dataset, split, self.config.batch_size):
+            totals += self.trainer.evaluate(batch)
+        return totals
+
+    def _finish(self) -> Outcome:
+        """The test split, once; then the picture, and last the model, whose presence says that all is done."""
+        totals = self._evaluate("test") if self.dataset.count("test") else None
+        if totals is not None:
+            record = {
+                "step": self.config.steps,
+                "test_loss": totals.mean_loss,
+                "test_accuracy": totals.accuracy,
+                "test_count": totals.count,
+            }
+            self.metrics.write(record)
+        self.metrics.sync()
+        _draw(self.run, self.reporter)
+        save(self.run.model, self.plan, self.trainer.weights())
+        return self._outcome(self.config.steps, totals)
+
+    def _outcome(self, step: int, test: Totals | None) -> Outcome:
+        return Outcome(
+            directory=str(self.run.path),
+            step=step,
+            steps=self.config.steps,
+            stopped=step < self.config.steps,
+            unit=self.dataset.unit,
+            test_count=test.count if test else None,
+            test_loss=test.mean_loss if test else None,
+            test_accuracy=test.accuracy if test else None,
+            seconds=time.perf_counter() - self.begun,
+        )
+
+
+def _draw(run: RunDirectory, reporter: Reporter) -> None:
+    from isomorph.training.curve import draw_curve
+
+    try:
+        draw_curve(run.metrics, run.curve)
+    except ModuleNotFoundError as error:  # a picture is worth no failed run
+        reporter.note(f"no {run.curve.name}: {error}; pip install \"isomorph[train]\"")
+
+
+def _outcome_of_finished(run: RunDirectory, config: TrainingConfig, dataset: Dataset) -> Outcome:
+    """What a run that ended earlier had to say."""
+    found = [record for record in read_records(run.metrics) if "test_loss" in record]
+    test = found[-1] if found else {}
+    return Outcome(
+        directory=str(run.path),
+        step=config.steps,
+        steps=config.steps,
+        stopped=False,
+        unit=dataset.unit,
+        test_count=test.get("test_count"),
+        test_loss=test.get("test_loss"),
+        test_accuracy=test.get("test_accuracy"),
+    )

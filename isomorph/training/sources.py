@@ -1,0 +1,295 @@
+"""The kinds of data that ``isomorph train --data`` opens."""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isomorph.errors import IsomorphError, did_you_mean
+from isomorph.plan import DTYPE_BYTES, Plan
+from isomorph.resolver.dimensions import show_shape
+from isomorph.training.data import Array, Batch, Dataset, check_arrays, check_targets, score_shape
+
+SPLIT_SEED = 0
+"""The test split is a property of the data and not of the run, whose seed may be anything."""
+TEST_DIGITS = 360
+TEST_FRACTION = 0.2
+MOST_DEFAULT_LENGTH = 256
+
+
+class ArrayDataset:
+    """Arrays whose first axis counts examples."""
+
+    def __init__(self, title: str, unit: str, splits: dict[str, tuple[dict[str, Array], Array]]) -> None:
+        self.title, self.unit, self._splits = title, unit, splits
+
+    def count(self, split: str) -> int:
+        return len(self._splits[split][1]) if split in self._splits else 0
+
+    def take(self, split: str, indices: Array, epochs: Array) -> Batch:
+        inputs, targets = self._splits[split]
+        return Batch({name: array[indices] for name, array in inputs.items()}, targets[indices])
+
+
+class TextDataset:
+    """Windows of consecutive ids; the targets are the ids one place later.
+
+    A split is cut into windows that do not overlap. Where the first one starts is drawn anew in every epoch
+    of training, so that the network does not see the same cuts each time.
+    """
+
+    def __init__(self, title: str, input_name: str, splits: dict[str, Array], length: int, dtype: str) -> None:
+        self.title, self.unit, self.length = title, "byte", length
+        self._name, self._splits, self._dtype = input_name, splits, dtype
+
+    def count(self, split: str) -> int:
+        return window_count(len(self._splits[split]), self.length) if split in self._splits else 0
+
+    def take(self, split: str, indices: Array, epochs: Array) -> Batch:
+        ids, T = self._splits[split], self.length
+        starts = indices * T
+        if split == "train":
+            room = min(T, len(ids) - T * self.count(split))  # places where the first window may start
+            for epoch in np.unique(epochs):
+                generator = np.random.Generator(np.random.Philox(key=np.array([int(epoch), T], np.uint64)))
+                starts[epochs == epoch] += generator.integers(room)
+        windows = ids[starts[:, None] + np.arange(T + 1)]  # (B, T+1)
+        return Batch({self._name: windows[:, :-1].astype(self._dtype)}, windows[:, 1:].astype(np.int64))
+
+
+def window_count(ids: int, length: int) -> int:
+    """Windows of ``length`` ids and one more, not overlapping, at any shift below ``length`` if there is room."""
+    return 0 if ids < length + 1 else max(1, (ids - length) // length)
+
+
+# -- digits ------------------------------------------------------------------------------------
+
+
+def digits(plan: Plan, validation: float) -> Dataset:
+    """Scikit-learn's 1,797 handwritten digits, divided by 16 so that pixels run from 0 to 1.
+
+    360 are for testing: a stratified split that never changes. The network's input may be
+    ``[B, 1, 8, 8]``, ``[B, 8, 8]`` or ``[B, 64]``.
+    """
+    (name, value), *more = plan.inputs
+    shape = plan.values[value].shape
+    forms = ((1, 8, 8), (8, 8), (64,))
+    if more or shape[1:] not in forms or plan.values[value].dtype not in DTYPE_BYTES:
+        listed = ", ".join(show_shape(("B", *form)) for form in forms)
+        raise IsomorphError(
+            "E_CONSTRAINT",
+            f"digits are single images {listed} of real numbers; the network takes {_contracts(plan)}",
+        )
+    try:
+        load_digits = importlib.import_module("sklearn.datasets").load_digits
+    except ModuleNotFoundError as error:
+        raise IsomorphError(
+            "E_BACKEND",
+            f"the digits come with scikit-learn, which does not load: {error}",
+            hints=['pip install "isomorph[train]"'],
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    images = (pixels / 16.0).astype(np.float32).reshape(-1, *shape[1:])
+    labels = labels.astype(np.int64)
+    check_targets(labels, score_shape(plan)[-1], "digits")
+    check_arrays(plan, {name: images}, labels, "digits")
+    rest, test = stratified_split(labels, TEST_DIGITS)
+    splits = _with_validation({name: images}, labels, rest, validation)
+    splits["test"] = ({name: images[test]}, labels[test])
+    return ArrayDataset("handwritten digits", "image", splits)
+
+
+def stratified_split(labels: Array, held_out: int) -> tuple[Array, Array]:
+    """Sorted indices of the rest and of ``held_out`` examples, every class in proportion to its size.
+
+    Shares are rounded down, and what is then missing goes to the classes with the largest remainders. The
+    draw depends on the labels alone.
+    """
+    generator = np.random.Generator(np.random.Philox(key=SPLIT_SEED))
+    classes, counts = np.unique(labels, return_counts=True)
+    shares = counts * held_out / len(labels)
+    sizes = shares.astype(int)
+    for index in np.argsort(sizes - shares, kind="stable")[: held_out - sizes.sum()]:
+        sizes[index] += 1
+    chosen = [
+        generator.permutation(np.flatnonzero(labels == label))[:size]
+        for label, size in zip(classes, sizes, strict=True)
+    ]
+    test = np.sort(np.concatenate(chosen))
+    return np.setdiff1d(np.arange(len(labels)), test), test
+
+
+def _with_validation(
+    inputs: dict[str, Array], targets: Array, rest: Array, validation: float
+) -> dict[str, tuple[dict[str, Array], Array]]:
+    """The splits ``train`` and, if asked for, ``validation``, out of the examples ``rest``."""
+    held_out = round(len(rest) * validation)
+    parts = {"train": rest}
+    if held_out:
+        kept, out = split_examples(targets[rest], held_out)
+        parts = {"train": rest[kept], "validation": rest[out]}
+    return {
+        split: ({name: array[chosen] for name, array in inputs.items()}, targets[chosen])
+        for split, chosen in parts.items()
+    }
+
+
+def split_examples(targets: Array, held_out: int) -> tuple[Array, Array]:
+    """Stratified by class where there is one per example, else at random."""
+    return stratified_split(targets if targets.ndim == 1 else np.zeros(len(targets)), held_out)
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def text(plan: Plan, place: str, length: int, validation: float) -> Dataset:
+    """Bytes as ids, to be predicted one from those before it; the last tenth of the file is for testing."""
+    content = _topics() if place == "pydoc" else read_bytes(place)
+    name, dtype, T = _text_contract(plan, length)
+    ids = np.frombuffer(content, dtype=np.uint8)
+    cut = [round(len(ids) * 0.9 * (1 - validation)), round(len(ids) * 0.9)]
+    splits = {"train": ids[: cut[0]], "validation": ids[cut[0] : cut[1]], "test": ids[cut[1] :]}
+    if not window_count(len(splits["train"]), T):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"text:{place} has {len(ids):,} bytes; {len(splits['train']):,} are left for training, "
+            f"and one example takes {T + 1:,}",
+            hints=["give a longer file, or shorter examples (--length)"],
+        )
+    title = "Python's documentation topics" if place == "pydoc" else f"bytes of {Path(place).name}"
+    return TextDataset(title, name, splits, T, dtype)
+
+
+def _text_contract(plan: Plan, length: int) -> tuple[str, str, int]:
+    """Name and dtype of the input of ids, and tokens per example; E_CONSTRAINT when the plan does not fit."""
+    (name, value), *more = plan.inputs
+    _, shape, dtype, *_ = plan.values[value]
+    scores = score_shape(plan)
+    if more or len(shape) != 2 or dtype not in ("int64", "int32") or scores[:-1] != shape:
+        raise IsomorphError(
+            "E_CONSTRAINT",
+            f"text needs a network from ids [B, T] to scores [B, T, 256]; this one takes {_contracts(plan)} "
+            f"and gives {show_shape(scores)}",
+        )
+    if scores[-1] < 256:
+        raise IsomorphError(
+            "E_CONSTRAINT", f"there are 256 different bytes, but the network scores {scores[-1]} ids"
+        )
+    if type(shape[1]) is int:
+        if length not in (0, shape[1]):
+            raise IsomorphError("E_CONSTRAINT", f"the network's length is {shape[1]}, not --length {length}")
+        return name, dtype, shape[1]
+    low, high = plan.bounds.get(str(shape[1]), (0, None))
+    T = length or min(high or MOST_DEFAULT_LENGTH, MOST_DEFAULT_LENGTH)
+    if T < max(low, 1) or (high is not None and T > high):
+        raise IsomorphError("E_CONSTRAINT", f"the network takes {shape[1]} <= {high}, not --length {T}")
+    return name, dtype, T
+
+
+def _topics() -> bytes:
+    """The help texts that ``pydoc`` shows, which come with every Python."""
+    topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    return "\n\n".join(topics[key] for key in sorted(topics)).encode()
+
+
+def read_bytes(place: str) -> bytes:
+    """A file's content; E_ARGUMENT when it cannot be read or is empty."""
+    try:
+        content = Path(place).read_bytes()
+    except OSError as error:
+        raise IsomorphError(
+            "E_ARGUMENT", f"cannot read the data {place}: {error.strerror or error}", hints=["check the path"]
+        ) from None
+    if not content:
+        raise IsomorphError("E_ARGUMENT", f"the data file {place} is empty")
+    return content
+
+
+# -- NumPy archives ----------------------------------------------------------------------------
+
+
+def npz(plan: Plan, place: str, validation: float) -> Dataset:
+    """Arrays of a NumPy archive: the inputs by name (a single one may be called ``x``) and targets ``y``.
+
+    With the same names and ``_test`` behind them it brings its own test examples; otherwise a fifth of the
+    examples, stratified by class, is held out.
+    """
+    where = f"npz:{place}"
+    arrays = _read_archive(place)
+    inputs, targets = _examples(plan, arrays, "", where)
+    if any(name.endswith("_test") for name in arrays):
+        splits = _with_validation(inputs, targets, np.arange(len(targets)), validation)
+        splits["test"] = _examples(plan, arrays, "_test", where)
+    else:
+        rest, test = split_examples(targets, round(len(targets) * TEST_FRACTION))
+        splits = _with_validation(inputs, targets, rest, validation)
+        splits["test"] = ({name: array[test] for name, array in inputs.items()}, targets[test])
+    if not len(splits["train"][1]):
+        raise IsomorphError("E_ARGUMENT", f"{where}: {len(targets)} examples leave none for training")
+    return ArrayDataset(f"arrays of {Path(place).name}", "example", splits)
+
+
+def _read_archive(place: str) -> dict[str, Array]:
+    """The arrays, without unpickling anything."""
+    read_bytes(place)  # for its errors
+    try:
+        with np.load(place, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{place} is no usable NumPy archive: {error}",
+            hints=["write it with numpy.savez(FILE, x=..., y=...); arrays of Python objects are not read"],
+        ) from None
+
+
+def _examples(
+    plan: Plan, arrays: dict[str, Array], suffix: str, where: str
+) -> tuple[dict[str, Array], Array]:
+    """Inputs in the plan's dtypes and int64 targets, all checked."""
+    names = [name for name, _ in plan.inputs]
+    inputs: dict[str, Array] = {}
+    for name, value in plan.inputs:
+        key = name + suffix if name + suffix in arrays or len(names) > 1 else "x" + suffix
+        inputs[name] = _cast(_array(arrays, key, where), plan.values[value].dtype, f"{where}: {key}")
+    targets = _array(arrays, "y" + suffix, where)
+    if targets.dtype.kind not in "iu":
+        raise IsomorphError(
+            "E_DTYPE", f"{where}: y{suffix} must hold whole numbers, one class each, got {targets.dtype}"
+        )
+    targets = targets.astype(np.int64)
+    check_arrays(plan, inputs, targets, where)
+    check_targets(targets, score_shape(plan)[-1], where)
+    return inputs, targets
+
+
+def _array(arrays: dict[str, Array], key: str, where: str) -> Array:
+    if key not in arrays:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{where} has no array {key!r}; it has: {', '.join(arrays) or 'none'}",
+            hints=did_you_mean(key, arrays),
+        )
+    if not arrays[key].ndim or not len(arrays[key]):
+        raise IsomorphError("E_ARGUMENT", f"{where}: {key} holds no examples")
+    return arrays[key]
+
+
+def _cast(array: Array, dtype: str, where: str) -> Array:
+    """The array in an input's dtype; half precisions stay float32 until the network rounds them."""
+    kinds = "biuf" if dtype in DTYPE_BYTES else "b" if dtype == "bool" else "iu"
+    if array.dtype.kind not in kinds:
+        raise IsomorphError("E_DTYPE", f"{where} must be {dtype} or convertible to it, got {array.dtype}")
+    target: Any = {"bfloat16": "float32", "float16": "float32"}.get(dtype, dtype)
+    return array.astype(target)
+
+
+def _contracts(plan: Plan) -> str:
+    values = [(name, plan.values[value]) for name, value in plan.inputs]
+    return ", ".join(f"{name}={show_shape(value.shape)} {value.dtype}" for name, value in values)

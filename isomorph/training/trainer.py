@@ -1,0 +1,103 @@
+"""What a framework does for the training loop, and how to find the one that does it.
+
+The loop knows no framework: it decides which examples, which learning rate and when to save. A trainer holds
+parameters and optimizer state, and takes one step when told. Every backend's trainer takes the same steps:
+
+    g        = gradient of (sum of the cross entropies of all parts / number of targets not ignored)
+    g        = g * min(1, clip / |g|)                          # |g| over all trained parameters
+    m        = beta1 * m + (1 - beta1) * g
+    v        = beta2 * v + (1 - beta2) * g * g
+    p        = p - rate * weight_decay * p                     # rank >= 2 alone
+    p        = p - rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+which is AdamW (Loshchilov and Hutter, 2017) after clipping by the global norm, t counting steps from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol, cast
+
+from isomorph.backends.available import load
+from isomorph.errors import IsomorphError
+from isomorph.plan import Parameter, Plan
+from isomorph.training.config import TrainingConfig
+from isomorph.training.data import Array, Batch
+from isomorph.training.metrics import Totals
+
+WEIGHTS, FIRST, SECOND = "weights/", "first_moment/", "second_moment/"
+"""Prefixes of the entries of :meth:`Trainer.state`; a parameter's path follows."""
+
+
+class StepResult(NamedTuple):
+    """Loss and hits of a step's batch before the step, and the gradient's norm before clipping."""
+
+    totals: Totals
+    gradient_norm: float
+
+
+class Trainer(Protocol):
+    """A network in training. Made with ``Trainer(plan, weights, config)``."""
+
+    def step(self, step: int, parts: Sequence[Batch], learning_rate: float) -> StepResult:
+        """Take step number ``step`` (from 0) on a batch given in parts.
+
+        The loss is the mean over all targets that are not ignored, in all parts together; without any it is
+        0, with zero gradient. Dropout draws from a generator keyed by (seed, step), so it need not be saved.
+        """
+        ...
+
+    def evaluate(self, batch: Batch) -> Totals:
+        """Loss and hits without training: no dropout, no gradient."""
+        ...
+
+    def weights(self) -> dict[str, Array]:
+        """All parameters by path in the plan's dtype; copies."""
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """Everything that the next step depends on, but for its number and batch; copies."""
+        ...
+
+    def load_state(self, state: Mapping[str, Array], step: int) -> None:
+        """Continue from :meth:`state`, as it was before step number ``step``."""
+        ...
+
+
+class TrainerFactory(Protocol):
+    """How :func:`load_trainer`'s result is called."""
+
+    def __call__(self, plan: Plan, weights: Mapping[str, Array], config: TrainingConfig) -> Trainer: ...
+
+
+def load_trainer(backend: str) -> TrainerFactory:
+    """The ``Trainer`` of a backend's module ``training``.
+
+    Raises:
+        IsomorphError: E_BACKEND when there is no such backend, it is not installed, or it cannot train.
+    """
+    load(backend)  # for its errors
+    module = f"isomorph.backends.{backend}.training"
+    if find_spec(module) is None:
+        raise IsomorphError("E_BACKEND", f"the backend {backend!r} does not train", hints=["use torch"])
+    trainer: Any = import_module(module)
+    return cast("TrainerFactory", trainer.Trainer)
+
+
+def trained_parameters(plan: Plan) -> list[Parameter]:
+    """The parameters that steps change, in order; a tied one once, a frozen one not at all."""
+    found = [parameter for parameter in plan.parameters if parameter.trainable]
+    if not found:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            "there is nothing to train: the network has no parameters, or all are frozen",
+            hints=["trainable=False freezes an operator's parameters"],
+        )
+    return found
+
+
+def is_decayed(parameter: Parameter) -> bool:
+    """Whether weight decay acts on it: matrices, tables and kernels, but no biases, gains or scales."""
+    return len(parameter.shape) >= 2

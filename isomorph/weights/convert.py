@@ -1,0 +1,100 @@
+"""From a mapping that someone hands over to exactly a plan's parameters: ties, prefixes, strictness.
+
+Every backend loads through :func:`owned_weights`. It knows no framework: an array is anything with
+``.shape``, ``.dtype`` and elementwise ``==``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from isomorph.errors import IsomorphError, shorten
+from isomorph.plan import DTYPE_BYTES, Plan
+from isomorph.weights.check import check_weights
+
+
+def owned_weights(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Exactly the plan's parameters, in its order, each under its owner's path.
+
+    A tied parameter may come under its owner's path, under the tied one, or under both if they are equal.
+    Values are passed on as they are; what is no array yet becomes a NumPy array.
+
+    Raises:
+        IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry at once, two
+            different values for one tied parameter, or entries that hold no floating-point numbers.
+    """
+    if not isinstance(weights, Mapping):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"weights must be a mapping from parameter path to array, got {shorten(type(weights).__name__)}",
+        )
+    arrays = {
+        p: v if hasattr(v, "shape") and hasattr(v, "dtype") else np.asarray(v) for p, v in weights.items()
+    }
+    found = merge_ties(plan, arrays)
+    try:
+        check_weights(plan, {path: tuple(array.shape) for path, array in found.items()})
+    except IsomorphError as error:
+        prefix = foreign_prefix(plan, found)
+        if not prefix:
+            raise
+        hint = f"every such path starts with {prefix!r}: strip that prefix before loading"
+        raise IsomorphError(error.code, error.message, hints=[*error.hints, hint]) from None
+    _check_floating(plan, found)
+    return {parameter.path: found[parameter.path] for parameter in plan.parameters}
+
+
+def merge_ties(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping with every tied path replaced by its owner's; E_WEIGHTS when the two differ."""
+    found = {path: array for path, array in weights.items() if path not in plan.ties}
+    source = {path: path for path in found}
+    for alias, owner in plan.ties.items():
+        if alias not in weights:
+            continue
+        if owner not in found:
+            found[owner], source[owner] = weights[alias], alias
+        elif not _equal(found[owner], weights[alias]):
+            raise IsomorphError(
+                "E_WEIGHTS",
+                f"{alias} is tied to {owner}, but {source[owner]} and {alias} are given different values",
+                hints=["give one of them, or both alike; or resolve the definition without the tie"],
+            )
+    return found
+
+
+def foreign_prefix(plan: Plan, paths: Iterable[str]) -> str:
+    """What stands before the plan's paths in all unexpected ones (``module._orig_mod.``), or ``""``."""
+    known = {parameter.path for parameter in plan.parameters} | set(plan.ties)
+    unexpected = [path for path in paths if path not in known]
+    if not unexpected:
+        return ""
+    first = unexpected[0]
+    for start in (i + 1 for i, character in enumerate(first) if character == "."):
+        prefix = first[:start]
+        if all(path.startswith(prefix) and path[start:] in known for path in unexpected):
+            return prefix
+    return ""
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Elementwise equality, NaN equal to itself, of arrays of one framework."""
+    if a is b:
+        return True
+    if tuple(a.shape) != tuple(b.shape):
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _check_floating(plan: Plan, weights: Mapping[str, Any]) -> None:
+    names = {path: str(getattr(array.dtype, "name", array.dtype)) for path, array in weights.items()}
+    names = {path: name.rpartition(".")[2] for path, name in names.items()}  # torch says torch.float32
+    wrong = {path: name for path, name in names.items() if name not in DTYPE_BYTES}
+    if wrong:
+        raise IsomorphError(
+            "E_WEIGHTS",
+            f"{len(wrong)} of the weights are not floating-point numbers",
+            hints=[f"{path}: expected {plan.dtype}, got {name}" for path, name in wrong.items()],
+        )

@@ -1,0 +1,183 @@
+"""A model as one file: safetensors in plan layout, with the plan's JSON in the header.
+
+The format (https://github.com/huggingface/safetensors) is eight bytes with the header's length, a JSON
+header, and the arrays' bytes one after another. It is written here, array by array and without a second
+copy in memory; it is read by the ``safetensors`` package, which checks every offset. Nothing in such a file
+can be executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from isomorph.errors import IsomorphError
+from isomorph.plan import Plan
+from isomorph.weights.atomic import atomic_write
+from isomorph.weights.convert import owned_weights
+
+CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""The format's names of the dtypes that a plan may have."""
+
+PLAN_KEY = "isomorph.plan"
+_MOST_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
+
+
+def save(path: str | os.PathLike[str], plan: Plan, weights: Mapping[str, Any]) -> None:
+    """Write a plan and its weights to one file, atomically: a killed process leaves the old file whole.
+
+    Equal plans and weights give equal bytes.
+
+    Args:
+        path: the file; ``.safetensors`` by custom.
+        plan: the network.
+        weights: arrays of the plan's dtype by parameter path, such as a backend's ``weights(model)``.
+
+    Raises:
+        IsomorphError: E_WEIGHTS when the arrays are not exactly the plan's, in name, shape and dtype;
+            E_CHECKPOINT when the file cannot be written.
+    """
+    arrays = _prepared(plan, weights)
+    header = _header(plan, arrays)
+
+    def write(file: BinaryIO) -> None:
+        file.write(struct.pack("<Q", len(header)))
+        file.write(header)
+        for array in arrays.values():
+            # bfloat16 has no buffer protocol: the bytes are passed as what they are
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    try:
+        atomic_write(path, write)
+    except OSError as error:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"cannot write {os.fspath(path)}: {error.strerror or error}",
+            hints=["the directory must exist and be writable, with room for a second copy of the file"],
+        ) from error
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, np.ndarray]]:
+    """Read what :func:`save` wrote: the plan, and its weights bit for bit in its order.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT when there is no such file, it is no safetensors file, it is damaged or
+            holds no plan; E_INTEGRITY when the plan in it was altered; E_WEIGHTS when its arrays are not
+            the plan's, in name, shape and dtype.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    _refuse_foreign(Path(path))
+    try:
+        with safe_open(path, framework="numpy") as file:
+            plan = _plan_of(path, file.metadata())
+            # Dtypes first: the package cannot read all of the format's dtypes into NumPy.
+            _check_dtypes(plan, {name: file.get_slice(name).get_dtype() for name in file.keys()})  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{os.fspath(path)} is damaged or no safetensors file: {error}",
+            hints=["copy or save it again; a partly copied file is the usual cause"],
+        ) from error
+    return plan, owned_weights(plan, arrays)
+
+
+def _prepared(plan: Plan, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    arrays = {path: np.asarray(array) for path, array in owned_weights(plan, weights).items()}
+    wrong = {path: array.dtype.name for path, array in arrays.items() if array.dtype.name != plan.dtype}
+    if wrong:
+        raise IsomorphError(
+            "E_WEIGHTS",
+            f"the plan's dtype is {plan.dtype}, but {len(wrong)} of the weights have another",
+            hints=[
+                *(f"{path}: {dtype}" for path, dtype in wrong.items()),
+                f"cast them to {plan.dtype}, or resolve the definition with their dtype",
+            ],
+        )
+    return {
+        path: array if array.dtype.isnative else array.astype(plan.dtype) for path, array in arrays.items()
+    }
+
+
+def _header(plan: Plan, arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The JSON header. ``format: pt`` says that linear weights are ``[out, in]``, as in PyTorch."""
+    content: dict[str, Any] = {"__metadata__": {"format": "pt", PLAN_KEY: plan.to_json()}}
+    position = 0
+    for path, array in arrays.items():
+        end = position + array.nbytes
+        content[path] = {
+            "dtype": CODES[plan.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    header = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)  # the arrays start at a multiple of eight
+    if len(header) > _MOST_HEADER_BYTES:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"the plan needs a header of {len(header):,} bytes; readers accept {_MOST_HEADER_BYTES:,}",
+        )
+    return header
+
+
+def _refuse_foreign(path: Path) -> None:
+    """E_CHECKPOINT for what is no safetensors file by its first bytes, with what it seems to be."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise IsomorphError(
+            "E_CHECKPOINT", f"cannot read {path}: {error.strerror or error}", hints=["check the path"]
+        ) from error
+    length = int.from_bytes(start, "little")
+    if len(start) == 8 and length <= min(size - 8, _MOST_HEADER_BYTES):
+        return  # plausible; the package reads on
+    # Only now: a sound file, too, may start with a pickle's first byte.
+    if start[:1] == b"\x80" or start[:2] == b"PK":
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{path} is a pickle or an archive, as torch.save writes it, and no safetensors file",
+            hints=[
+                "nothing in it was executed; load it where it comes from and save its arrays with isomorph"
+            ],
+        )
+    raise IsomorphError(
+        "E_CHECKPOINT",
+        f"{path} is damaged or no safetensors file: "
+        f"its {size:,} bytes cannot hold a header of {length:,} bytes",
+        hints=["copy or save it again; a partly copied file is the usual cause"],
+    )
+
+
+def _plan_of(path: str | os.PathLike[str], metadata: Mapping[str, str] | None) -> Plan:
+    text = (metadata or {}).get(PLAN_KEY)
+    if text is None:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{os.fspath(path)} holds arrays but no plan",
+            hints=[
+                "if they are under a plan's paths: resolve its definition, read them with "
+                "safetensors.numpy.load_file, and pass them as weights",
+            ],
+        )
+    return Plan.from_json(text)
+
+
+def _check_dtypes(plan: Plan, codes: Mapping[str, str]) -> None:
+    expected = CODES[plan.dtype]
+    wrong = {name: code for name, code in codes.items() if code != expected}
+    if wrong:
+        raise IsomorphError(
+            "E_WEIGHTS",
+            f"the plan's dtype is {plan.dtype} ({expected}), {len(wrong)} of the file's arrays have another",
+            hints=[f"{name}: {code}" for name, code in wrong.items()],
+        )

@@ -1,0 +1,61 @@
+"""Norms: values by hand, epsilon and precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import isomorph as iso
+
+
+def test_layer_norm_values(run):
+    # Mean 2, variance ((-1)^2 + 0 + 1^2) / 3 = 2/3, so the row becomes -1.2247, 0, 1.2247 (eps aside).
+    weights = {"n0.weight": [1, 10, 2], "n0.bias": [0, 5, 1]}
+    out = run("layer_norm(eps=1e-30)", [[1.0, 2.0, 3.0]], weights)
+    np.testing.assert_allclose(out, [[-(1.5**0.5), 5, 2 * 1.5**0.5 + 1]], rtol=1e-14)
+    out = run("layer_norm(eps=1e-30, affine=False)", [[1.0, 2.0, 3.0]])
+    np.testing.assert_allclose(out, [[-(1.5**0.5), 0, 1.5**0.5]], rtol=1e-14)
+
+
+@pytest.mark.parametrize(("eps", "expected"), [(1e-5, 0.3015), (1e-6, 0.7071), (1e-12, 1.0)])
+def test_T2_epsilon_is_added_to_the_variance(run, eps, expected):
+    # 1e-3 / sqrt(1e-6 + eps)
+    out = run(f"layer_norm(eps={eps!r}, affine=False)", [[1e-3, -1e-3]])
+    np.testing.assert_allclose(out, [[expected, -expected]], rtol=1e-4)
+
+
+def test_T2_default_epsilons():
+    plan = iso.resolve("layer_norm()\nrms_norm()\nencoder_block(1, 2)\npost_norm_block(1)", input=("B", 2, 2))
+    norms = [node.operator for node in plan.nodes]
+    assert [norm.eps for norm in norms] == [1e-5, 1e-6, 1e-6, 1e-12]
+    assert [norms[i].child_operators["norm2"].eps for i in (2, 3)] == [1e-6, 1e-12]
+
+
+def test_T3_variance_of_a_large_mean(run):
+    out = run("layer_norm(affine=False)", [[40000.0, 40001.0, 40002.0, 40003.0]])
+    np.testing.assert_allclose(out, [[-1.34164, -0.44721, 0.44721, 1.34164]], atol=1e-5)
+
+
+def test_rms_norm_values(run):
+    # The mean square of [3, 4] is 12.5.
+    x, root = [[3.0, 4.0]], 12.5**0.5
+    out = run("rms_norm(eps=1e-30)", x, {"n0.weight": [1, 10]})
+    np.testing.assert_allclose(out, [[3 / root, 40 / root]], rtol=1e-14)
+    out = run("rms_norm(eps=1e-30, zero_centered=True)", x, {"n0.weight": [0, 9]})
+    np.testing.assert_allclose(out, [[3 / root, 40 / root]], rtol=1e-14)
+    out = run("rms_norm(eps=3.5, affine=False)", x)
+    np.testing.assert_allclose(out, [[3 / 4, 1]], rtol=1e-14)  # 12.5 + 3.5 = 16
+
+
+def test_parameters_of_norms():
+    plan = iso.resolve(
+        "layer_norm()\nlayer_norm(bias=False)\nlayer_norm(affine=False)\nrms_norm()\nrms_norm(zero_centered=True)",
+        input=("B", 2),
+    )
+    assert {p.path: p.initial.value for p in plan.parameters} == {
+        "n0.weight": 1,
+        "n0.bias": 0,
+        "n1.weight": 1,
+        "n3.weight": 1,
+        "n4.weight": 0,
+    }

@@ -1,0 +1,216 @@
+"""The harness itself: faults that it must see, and the numbers it draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import isomorph as iso
+from isomorph import testing
+from isomorph.backends.available import REQUIRES, available, load
+from isomorph.operators import registry
+
+pytest.importorskip("torch")
+BLOCK = iso.resolve("transformer_block(2, layer_scale=True)", input=("B", 5, 8))
+
+
+class Altered:
+    """The torch backend with its weights or inputs changed first: a backend with a fault."""
+
+    def __init__(self, weights=dict, inputs=dict):
+        self.weights, self.inputs = weights, inputs
+
+    def forward(self, plan, weights, inputs, dtype):
+        return load("torch").forward(plan, self.weights(dict(weights)), self.inputs(dict(inputs)), dtype)
+
+    def gradients(self, plan, weights, inputs, cotangents, dtype):
+        return load("torch").gradients(
+            plan, self.weights(dict(weights)), self.inputs(dict(inputs)), cotangents, dtype
+        )
+
+
+def failing(plan, harness):
+    """What leaves its bounds with that harness: outputs, gradients."""
+    outputs = testing.compare_outputs(plan, {"altered": harness})
+    gradients = testing.compare_gradients(plan, {"altered": harness})
+    return (
+        [c.quantity for c in outputs if not c.agrees],
+        [c.quantity for c in gradients if c.backend == "altered" and not c.agrees],
+    )
+
+
+def test_an_unaltered_backend_agrees():
+    assert failing(BLOCK, Altered()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "attn.q_proj.bias", "attn.v_proj.bias", "attn.o_proj.bias", "ffn.up.bias", "ffn.down.bias",
+        "norm1.bias", "norm2.bias", "gamma1", "gamma2", "ffn.down.weight", "attn.o_proj.weight",
+    ],
+)  # fmt: skip
+def test_a_lost_bias_gain_or_branch_shows(path):
+    outputs, gradients = failing(BLOCK, Altered(lambda w: w | {f"n0.{path}": w[f"n0.{path}"] * 0}))
+    assert len(outputs) == 2, "at ordinary sizes and at B=1; an empty batch has nothing to compare"
+    assert gradients
+
+
+@pytest.mark.parametrize("path", ["norm1.weight", "norm2.weight"])
+def test_a_lost_gain_shows(path):
+    outputs, gradients = failing(BLOCK, Altered(lambda w: w | {f"n0.{path}": np.ones(8, "float32")}))
+    assert outputs
+    assert gradients
+
+
+@pytest.mark.parametrize(("one", "other"), [("q", "v"), ("k", "v"), ("o", "v")])
+def test_swapped_projections_show(one, other):
+    def swap(w):
+        a, b = (f"n0.attn.{name}_proj.weight" for name in (one, other))
+        return w | {a: w[b], b: w[a]}
+
+    outputs, gradients = failing(BLOCK, Altered(swap))
+    assert outputs
+    assert gradients
+
+
+def test_a_lost_mask_shows():
+    plan = iso.resolve('x = input("B", 5, 8)\nm = input("B", 5, dtype="bool")\npost_norm_block(2, mask=m)')
+    outputs, gradients = failing(plan, Altered(inputs=lambda i: i | {"m": np.ones_like(i["m"])}))
+    assert outputs
+    assert gradients
+
+
+def test_nan_and_a_wrong_shape_agree_with_nothing():
+    plan = iso.resolve("identity()", input=("B", 2))
+
+    class Wrong:
+        def __init__(self, change):
+            self.change = change
+
+        def forward(self, plan, weights, inputs, dtype):
+            return {"": self.change(inputs["x"])}
+
+    for change in (lambda x: x * np.nan, lambda x: x.reshape(-1), lambda x: x[..., :1]):
+        found = testing.compare_outputs(plan, {"wrong": Wrong(change)})
+        assert not found[0].agrees
+    assert all(c.agrees for c in testing.compare_outputs(plan, {"right": Wrong(lambda x: x)}))
+
+
+def test_order_one_weights():
+    plan = iso.resolve("embedding(2000, 16)\nlinear(2000)\nrms_norm()", input=("B", "T"), input_dtype="int64")
+    weights = testing.order_one_weights(plan, seed=3)
+    assert {path: w.dtype.name for path, w in weights.items()} == dict.fromkeys(weights, "float32")
+    deviations = {path: float(w.std()) for path, w in weights.items()}
+    # Tables and vectors N(0, 1); a matrix of 16 inputs N(0, 1/16).
+    expected = {"n0.weight": 1, "n1.weight": 0.25, "n1.bias": 1, "n2.weight": 1}
+    assert deviations == pytest.approx(expected, rel=0.1)
+    again = testing.order_one_weights(plan, seed=3)
+    assert all(np.array_equal(weights[path], again[path]) for path in weights)
+    assert not np.array_equal(weights["n1.bias"], testing.order_one_weights(plan, seed=4)["n1.bias"])
+    assert not np.array_equal(weights["n1.bias"], weights["n2.weight"])
+
+
+def test_sample_inputs_suit_the_plan():
+    plan = iso.resolve(
+        """
+        ids = input("B", "T", dtype="int64")
+        m = input("B", "T", dtype="bool")
+        h = embedding(ids, 3, 4)
+        attention(h, 2, mask=m)
+        """
+    )
+    inputs = testing.sample_inputs(plan, {"B": 20, "T": 30}, seed=1)
+    assert inputs["ids"].shape == inputs["m"].shape == (20, 30)
+    assert set(np.unique(inputs["ids"])) == {0, 1, 2}
+    assert inputs["m"].dtype == bool
+    assert 0.6 < inputs["m"].mean() < 0.8
+
+
+def test_sample_sizes_respect_bounds():
+    plan = iso.resolve("pos_embed(3)\npool_tokens()", input=("B", "T", 2))
+    assert testing.sample_sizes(plan) == [{"B": 2, "T": 3}, {"B": 1, "T": 1}, {"B": 0, "T": 1}]
+
+
+def declare(**overrides):
+    """A registered operator, sound but for the overrides."""
+    body = {
+        "__doc__": "Twice the input.",
+        "examples": (iso.Example("Twice.", "harness_test_double()", ("B", 2)),),
+        "forward": lambda self, m, F, x: x * 2.0,
+        **overrides,
+    }
+    shape = body.pop("pattern", "x[B, ...] -> out[B, ...]")
+    cls = type("Double", (iso.Operator,), {"__annotations__": {}, **body})
+    return iso.operator("harness_test_double", shape=shape, category="testing")(cls)
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    registry._operators.pop("harness_test_double", None)
+
+
+def test_a_sound_operator_from_outside():
+    report = testing.check_operator(declare())
+    assert report.failures == []
+    assert str(report).splitlines()[0] == f"harness_test_double@1: {', '.join(available())}"
+    # 4 * 2**-23 * sqrt(1) * max(1, 0), for an empty batch and a reduction of length 1
+    assert "example 1, torch, output at B=0: difference 0, allowed 4.77e-07" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ({"__doc__": None}, "its docstring must begin with a sentence"),
+        ({"examples": ()}, "it has no example"),
+        (
+            {"examples": (iso.Example("Once.", "relu()", ("B", 2)),)},
+            "example 1 does not call it",
+        ),
+        ({"forward": iso.Operator.forward}, "it has no forward computation"),
+        ({"bounds": {"T": "most"}}, "bound T names most, which is no argument"),
+    ],
+)
+def test_an_incomplete_declaration(overrides, fault):
+    with pytest.raises(iso.IsomorphError) as caught:
+        testing.check_operator(declare(**overrides))
+    assert caught.value.code == "E_OPERATOR"
+    assert caught.value.message == "harness_test_double@1 is not declared completely"
+    assert fault in caught.value.hints
+
+
+def test_a_disagreeing_backend_is_told_with_numbers():
+    def forward(self, m, F, x):
+        return x * (2.0 if "reference" in F.__name__ else 2.5)
+
+    with pytest.raises(iso.IsomorphError) as caught:
+        testing.check_operator(declare(forward=forward))
+    assert caught.value.code == "E_OPERATOR"
+    assert caught.value.message == ("harness_test_double@1 does not compute what the reference computes")
+    assert any(hint.startswith("example 1, torch, output at B=2: difference ") for hint in caught.value.hints)
+
+
+def test_a_shape_rule_that_forward_breaks():
+    with pytest.raises(iso.IsomorphError, match="its shape rule says"):
+        testing.check_operator(declare(forward=lambda self, m, F, x: F.mean(x, 1, True)))
+
+
+def test_unknown_operators_and_backends():
+    with pytest.raises(iso.IsomorphError, match="there is no operator 'linaer'"):
+        testing.check_operator("linaer")
+    with pytest.raises(iso.IsomorphError, match="there is no backend 'touch'") as caught:
+        testing.check_operator("relu", ["touch"])
+    assert caught.value.code == "E_BACKEND"
+    assert caught.value.hints == ("did you mean torch?",)
+
+
+def test_a_backend_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(REQUIRES, "torch", ("no_such_framework", "isomorph[torch]"))
+    assert "torch" not in available()
+    with pytest.raises(iso.IsomorphError) as caught:
+        load("torch")
+    assert str(caught.value) == (
+        "E_BACKEND: the backend 'torch' needs no_such_framework, which is not installed\n"
+        '  pip install "isomorph[torch]"'
+    )

@@ -1,0 +1,281 @@
+"""One file per model: bit-exact, strict, atomic, and nothing in it is executed."""
+
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import isomorph as iso
+from isomorph.weights import file as weights_file
+
+
+def plan(dtype="float32"):
+    return iso.resolve("linear(3)\nlayer_norm()", input=("B", 2), dtype=dtype)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "model.safetensors"
+    iso.save(path, plan(), iso.initial_weights(plan()))
+    return path
+
+
+def error_of(function, *arguments):
+    with pytest.raises(iso.IsomorphError) as caught:
+        function(*arguments)
+    return caught.value
+
+
+def split(path):
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def join(path, header, data):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+# -- round trips -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_round_trip(tmp_path, dtype):
+    weights = iso.initial_weights(plan(dtype), seed=4)
+    weights["n1.bias"][:] = [np.nan, -0.0, np.inf]
+    iso.save(tmp_path / "m", plan(dtype), weights)
+    found_plan, found = iso.load(str(tmp_path / "m"))
+    assert found_plan == plan(dtype)
+    assert list(found) == list(weights)
+    for path, array in found.items():
+        assert array.dtype == weights[path].dtype
+        assert array.shape == weights[path].shape
+        assert array.tobytes() == weights[path].tobytes()
+    found["n0.weight"][:] = 0  # it is the caller's own
+
+
+def test_t27_bfloat16_bits(tmp_path):
+    resolved = iso.resolve("layer_norm(bias=False)", input=("B", 2), dtype="bfloat16")
+    iso.save(tmp_path / "m", resolved, {"n0.weight": np.array([1.5, -2.25], ml_dtypes.bfloat16)})
+    # 1.5 = 0x3fc0, -2.25 = 0xc010; little-endian at the end of the file
+    assert (tmp_path / "m").read_bytes().endswith(b"\xc0\x3f\x10\xc0")
+    array = iso.load(tmp_path / "m")[1]["n0.weight"]
+    assert array.dtype == ml_dtypes.bfloat16
+    assert array.tolist() == [1.5, -2.25]
+
+
+def test_others_can_read_it(saved):
+    arrays = safetensors.numpy.load_file(saved)
+    expected = iso.initial_weights(plan())
+    assert {path: array.tolist() for path, array in arrays.items()} == {
+        path: array.tolist() for path, array in expected.items()
+    }
+
+
+def test_equal_models_give_equal_bytes(saved, tmp_path):
+    shuffled = dict(reversed(iso.initial_weights(plan()).items()))
+    iso.save(tmp_path / "again", plan(), shuffled)
+    assert (tmp_path / "again").read_bytes() == saved.read_bytes()
+
+
+def test_tied_parameters_are_saved_once(tmp_path):
+    resolved = iso.resolve(
+        'ids = input("B", "T", dtype="int64")\nembedding(5, 3, name="wte")\n'
+        'linear(5, bias=False, tie={"weight": "wte.weight"}, name="head")'
+    )
+    table = np.arange(15, dtype=np.float32).reshape(5, 3)
+    iso.save(tmp_path / "m", resolved, {"head.weight": table})
+    assert list(iso.load(tmp_path / "m")[1]) == ["wte.weight"]
+    assert len(split(tmp_path / "m")[1]) == table.nbytes
+
+
+def test_layouts_do_not_matter(tmp_path):
+    weights = iso.initial_weights(plan())
+    value = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for array in (np.asfortranarray(value), value.astype(">f4"), np.repeat(value, 2, 0)[::2]):
+        iso.save(tmp_path / "m", plan(), {**weights, "n0.weight": array})
+        assert iso.load(tmp_path / "m")[1]["n0.weight"].tolist() == value.tolist()
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_not_the_plans(tmp_path):
+    weights = iso.initial_weights(plan())
+    error = error_of(iso.save, tmp_path / "m", plan("float64"), weights)
+    assert str(error).startswith(
+        "E_WEIGHTS: the plan's dtype is float64, but 4 of the weights have another\n  n0.weight: float32\n"
+    )
+    del weights["n0.bias"]
+    assert "missing: n0.bias [3]" in str(error_of(iso.save, tmp_path / "m", plan(), weights))
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_such_file_or_directory(tmp_path):
+    error = error_of(iso.load, tmp_path / "none")
+    assert str(error) == (
+        f"E_CHECKPOINT: cannot read {tmp_path}/none: No such file or directory\n  check the path"
+    )
+    error = error_of(iso.save, tmp_path / "no" / "m", plan(), iso.initial_weights(plan()))
+    assert error.code == "E_CHECKPOINT"
+    assert "No such file or directory" in error.message
+    assert error_of(iso.load, tmp_path).code == "E_CHECKPOINT"
+
+
+@pytest.mark.parametrize("kept", [0, 5, 8, 100, -1])
+def test_truncated(saved, kept):
+    saved.write_bytes(saved.read_bytes()[:kept])
+    error = error_of(iso.load, saved)
+    assert error.code == "E_CHECKPOINT"
+    assert "is damaged or no safetensors file" in error.message
+    assert error.hints == ("copy or save it again; a partly copied file is the usual cause",)
+
+
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**9])
+def test_t39_header_lengths(saved, length):
+    saved.write_bytes(struct.pack("<Q", length) + saved.read_bytes()[8:])
+    error = error_of(iso.load, saved)
+    assert error.code == "E_CHECKPOINT"
+    assert f"cannot hold a header of {length:,} bytes" in error.message
+
+
+@pytest.mark.parametrize("offsets", [[0, 20], [0, 28], [4, 28], [24, 0], [0, 2**63]])
+def test_t39_offsets_that_are_not_the_shape(saved, offsets):
+    header, data = split(saved)
+    assert header["n0.weight"]["data_offsets"] == [0, 24]
+    header["n0.weight"]["data_offsets"] = offsets
+    join(saved, header, data)
+    assert error_of(iso.load, saved).code == "E_CHECKPOINT"
+
+
+class Payload:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_t39_pickles_are_not_executed(tmp_path, monkeypatch, protocol):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").write_bytes(pickle.dumps(Payload(), protocol))
+    error = error_of(iso.load, tmp_path / "m")
+    assert error.code == "E_CHECKPOINT"
+    if protocol:
+        assert "is a pickle or an archive" in error.message
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_file_without_a_plan(tmp_path):
+    safetensors.numpy.save_file({"a": np.zeros(2)}, tmp_path / "m")
+    error = error_of(iso.load, tmp_path / "m")
+    assert error.code == "E_CHECKPOINT"
+    assert error.message == f"{tmp_path}/m holds arrays but no plan"
+    assert "pass them as weights" in " ".join(error.hints)
+
+
+@pytest.mark.parametrize("first", [b"\x80", b"PK"])
+def test_a_sound_file_may_start_like_a_pickle(saved, first):
+    """The header's length decides the first bytes; padding it makes them those of a pickle or an archive."""
+    data = saved.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    longer = next(n for n in range(length, 1 << 17) if struct.pack("<Q", n).startswith(first))
+    header = data[8 : 8 + length].ljust(longer)
+    saved.write_bytes(struct.pack("<Q", longer) + header + data[8 + length :])
+    assert iso.load(saved)[0] == plan()
+
+
+def test_an_altered_plan(saved):
+    header, data = split(saved)
+    header["__metadata__"]["isomorph.plan"] = header["__metadata__"]["isomorph.plan"].replace(
+        "1e-05", "1e-06"
+    )
+    join(saved, header, data)
+    assert error_of(iso.load, saved).code == "E_INTEGRITY"
+
+
+def test_arrays_that_are_not_the_plans(saved):
+    text = split(saved)[0]["__metadata__"]["isomorph.plan"]
+    arrays = iso.initial_weights(plan())
+
+    def rewrite(**changes):
+        safetensors.numpy.save_file({**arrays, **changes}, saved, {"isomorph.plan": text})
+        return error_of(iso.load, saved)
+
+    error = rewrite(**{"n0.weight": np.zeros((2, 3), np.float32)})
+    assert error.code == "E_WEIGHTS"
+    assert "misshapen: n0.weight: expected [3, 2], got [2, 3]" in str(error)
+    error = rewrite(extra=np.zeros(1, np.float32))
+    assert "unexpected: extra [1]" in str(error)
+    error = rewrite(**{"n1.bias": np.zeros(3)})
+    assert str(error) == (
+        "E_WEIGHTS: the plan's dtype is float32 (F32), 1 of the file's arrays have another\n  n1.bias: F64"
+    )
+
+
+# -- atomicity -------------------------------------------------------------------------------------
+
+SAVER = """
+import sys
+import numpy as np
+import isomorph as iso
+plan = iso.resolve("linear(1024)", input=("B", 1024))
+weights = {p.path: np.full(p.shape, float(sys.argv[2]), np.float32) for p in plan.parameters}
+print("ready", flush=True)
+while True:
+    iso.save(sys.argv[1], plan, weights)
+"""
+
+
+def test_t39_a_killed_save_leaves_the_old_file_whole(tmp_path):
+    """Real processes that do nothing but save are killed: some as soon as a half-written file is seen."""
+    path = tmp_path / "model.safetensors"
+    resolved = iso.resolve("linear(1024)", input=("B", 1024))
+    iso.save(path, resolved, {p.path: np.zeros(p.shape, np.float32) for p in resolved.parameters})
+    interrupted = attempt = 0
+    while interrupted < 3:
+        attempt += 1
+        assert attempt < 30  # else nothing was tested
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(path), str(attempt)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        if attempt % 3:
+            while not list(tmp_path.glob(".model.safetensors.*.tmp")):
+                assert process.poll() is None
+        else:
+            time.sleep(0.004 * attempt)
+        process.kill()  # SIGKILL
+        process.wait()
+        process.stdout.close()
+        for leftover in tmp_path.glob(".model.safetensors.*.tmp"):
+            interrupted += 1
+            leftover.unlink()
+        found_plan, weights = iso.load(path)
+        assert found_plan == resolved
+        values = {value for array in weights.values() for value in np.unique(array).tolist()}
+        assert len(values) == 1  # every number from one and the same save
+        assert values <= set(range(attempt + 1))
+
+
+def test_a_failing_save_leaves_the_old_file(saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def full(path, write):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights_file, "atomic_write", full)
+    error = error_of(iso.save, saved, plan(), iso.initial_weights(plan(), seed=9))
+    assert str(error) == (
+        f"E_CHECKPOINT: cannot write {saved}: No space left on device\n"
+        "  the directory must exist and be writable, with room for a second copy of the file"
+    )
+    assert saved.read_bytes() == before
