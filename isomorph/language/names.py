@@ -52,8 +52,7 @@ def check_node_name(name: str, taken: Container[str] = ()) -> None:
     if not NODE_NAME.fullmatch(name):
         raise IsomorphError(
             "E_NAME",
-            f"a node's name is lower-case letters, digits and underscores, beginning with a letter; "
-            f"got {shorten(name)}",
+            f"a node's name is lower-case letters, digits and `_`, a letter first; got {shorten(name)}",
         )
     if COUNTED_NAME.fullmatch(name):
         raise IsomorphError(

@@ -67,7 +67,10 @@ class _Writer:
 
     def _choose_names(self) -> None:
         """Name every tensor that a statement mentions."""
-        preferred = {reference: name for name, reference in self.graph.bindings.items()}
+        preferred: dict[Reference, str] = {}
+        for name, reference in [*self.published.items(), *self.graph.bindings.items()]:
+            if name not in self.graph.input_names:
+                preferred.setdefault(reference, name)
         used = {*self.graph.input_names, *self.graph.bindings}
         splits = set()
         current: Reference | None = Reference(-1, 0)
@@ -86,7 +89,7 @@ class _Writer:
             if reference in self.names:
                 continue
             name = preferred.get(reference)
-            if name is None or name in self.graph.input_names:
+            if name is None:
                 name = _fresh(
                     f"t{reference.call}" + ("" if reference.output is None else f"_{reference.output}"), used
                 )

@@ -130,6 +130,7 @@ class Softmax(Operator):
 
     dim: int = argument(-1, positional=True, doc="The axis that sums to one; negative counts from the end.")
     keeps_rank: ClassVar = True
+    keeps_count: ClassVar = True
 
     examples: ClassVar = (
         Example("Probabilities over ten classes.", "softmax()", ("B", 10)),

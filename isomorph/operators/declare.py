@@ -235,6 +235,9 @@ class Operator:
     keeps_rank: ClassVar[bool] = False
     """Whether an operator with :attr:`relate` gives every port with ``...`` the same rank."""
 
+    keeps_count: ClassVar[bool] = False
+    """Whether an operator with :attr:`relate` only rearranges elements, so that their number stays."""
+
     settle: Any = None
     """``settle(cls, arguments, input shapes, output shapes) -> arguments``, once all shapes are known.
 

@@ -114,6 +114,7 @@ class Transpose(Operator):
     dim1: int = argument(positional=True, doc="The other axis.")
 
     keeps_rank: ClassVar = True
+    keeps_count: ClassVar = True
 
     examples: ClassVar = (
         Example("Positions and features change places.", "transpose(1, 2)", ("B", 3, 4)),

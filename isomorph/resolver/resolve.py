@@ -530,7 +530,7 @@ class Resolution:
                 self.shapes[value] = known
             return
         for value, output in zip(draft.outputs, operator.signature.outputs, strict=True):
-            same = operator.relate is None and output.axes == port.axes
+            same = operator.keeps_count or (operator.relate is None and output.axes == port.axes)
             self.shapes[value] = OpenShape((), shape.count if same else None, draft.index)
 
     def _follow(self, draft: Draft, port: Any, shape: OpenShape, linked: list[tuple[Any, OpenShape]]) -> None:

@@ -352,23 +352,11 @@ def test_tensor_names(text: str, message: str, hint: str | None) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "Block",
-            "a node's name is lower-case letters, digits and underscores, beginning with a letter; got 'Block'",
-        ),
-        (
-            "1a",
-            "a node's name is lower-case letters, digits and underscores, beginning with a letter; got '1a'",
-        ),
-        (
-            "a.b",
-            "a node's name is lower-case letters, digits and underscores, beginning with a letter; got 'a.b'",
-        ),
-        (
-            "é",
-            "a node's name is lower-case letters, digits and underscores, beginning with a letter; got 'é'",
-        ),
-        ("", "a node's name is lower-case letters, digits and underscores, beginning with a letter; got ''"),
+        ("Block", "a node's name is lower-case letters, digits and `_`, a letter first; got 'Block'"),
+        ("1a", "a node's name is lower-case letters, digits and `_`, a letter first; got '1a'"),
+        ("a.b", "a node's name is lower-case letters, digits and `_`, a letter first; got 'a.b'"),
+        ("é", "a node's name is lower-case letters, digits and `_`, a letter first; got 'é'"),
+        ("", "a node's name is lower-case letters, digits and `_`, a letter first; got ''"),
         ("n12", "'n12' is kept for a node without a name (n0, n1, ...)"),
         ("train", "'train' is reserved: the models that are built use it themselves"),
         ("apply", "'apply' is reserved: the models that are built use it themselves"),

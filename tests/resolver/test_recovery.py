@@ -58,8 +58,8 @@ def evaluate(step: Step, sizes: tuple[int, ...], shapes: dict[int, Shape]) -> li
     if step.kind == "flatten":
         return [(prod(x),)]
     if step.kind == "transpose":
-        require(len(x) == 2)
-        return [(x[1], x[0])]
+        require(len(x) >= 2)
+        return [(x[1], x[0], *x[2:])]
     y = shapes[step.inputs[1]]
     if step.kind == "add":
         require(x == y)

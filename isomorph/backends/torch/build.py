@@ -218,8 +218,8 @@ def network_class(plan: Plan) -> type[Network]:
     """:class:`Network` with a ``forward`` of the plan's own.
 
     Its parameters are the plan's inputs: ``torch.export`` reads them there, so that ``dynamic_shapes`` is
-    given for ``x`` and not for ``*inputs``. Its code is an object of its own: ``torch.compile`` counts compilations
-    per code object and gives up after a few, which must not happen because other plans were compiled before.
+    given for ``x`` and not for ``*inputs``. Its code is an object of its own: ``torch.compile`` counts
+    compilations per code object and gives up after a few, which other plans must not use up.
     """
     generic: Any = Network.forward
     forward: Any = FunctionType(generic.__code__.replace(), generic.__globals__, "forward")
