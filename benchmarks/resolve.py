@@ -57,7 +57,9 @@ def measure(interpreter: Path | str, resolve: str, texts: list[str]) -> list[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="processes per contestant and size")
     parser.add_argument("--without-peer", action="store_true", help="measure isomorph alone")
     arguments = parser.parse_args()
@@ -83,9 +85,13 @@ def main() -> None:
                 f"{lines:6}  {name:10}  {statistics.median(first[name]):10.1f}  {medians[name, lines]:11.1f}"
                 f"  {medians[name, lines] / lines * 1e3:11.1f}"
             )
-    print(f"10,000 lines take {medians['isomorph', 10_000] / medians['isomorph', 1_000]:.1f} times 1,000 lines")
+    print(
+        f"10,000 lines take {medians['isomorph', 10_000] / medians['isomorph', 1_000]:.1f} times 1,000 lines"
+    )
     if "HNDL" in contestants:
-        print(f"HNDL takes {medians['HNDL', 1_000] / medians['isomorph', 1_000]:.1f} times as long at 1,000 lines")
+        print(
+            f"HNDL takes {medians['HNDL', 1_000] / medians['isomorph', 1_000]:.1f} times as long at 1,000 lines"
+        )
 
 
 if __name__ == "__main__":

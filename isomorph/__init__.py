@@ -43,7 +43,22 @@ _HOMES = {
 }
 _MODULES = frozenset({"ops", "torch", "reference", "testing"})
 
-__all__ = [*_HOMES, "ops"]  # noqa: PLE0604
+__all__ = [  # checked against _HOMES by a test
+    "Example",
+    "IsomorphError",
+    "Operator",
+    "Parameter",
+    "Plan",
+    "argument",
+    "initial_weights",
+    "load",
+    "operator",
+    "ops",
+    "resolve",
+    "resolve_file",
+    "resolve_function",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CODES = frozenset(
-    """E_SYNTAX E_NAME E_OPERATOR E_ARGUMENT E_BINDING E_CONSTRAINT E_AMBIGUOUS E_UNRESOLVED E_DTYPE
-    E_OUTPUT E_RESOURCE E_WEIGHTS E_INTEGRITY E_RUNTIME E_BACKEND E_CHECKPOINT""".split()
+    [
+        "E_SYNTAX",
+        "E_NAME",
+        "E_OPERATOR",
+        "E_ARGUMENT",
+        "E_BINDING",
+        "E_CONSTRAINT",
+        "E_AMBIGUOUS",
+        "E_UNRESOLVED",
+        "E_DTYPE",
+        "E_OUTPUT",
+        "E_RESOURCE",
+        "E_WEIGHTS",
+        "E_INTEGRITY",
+        "E_RUNTIME",
+        "E_BACKEND",
+        "E_CHECKPOINT",
+    ]
 )
 
 

@@ -168,7 +168,7 @@ def make(name: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | 
     """An initialiser from a call as written; E_ARGUMENT names what is wrong."""
     cls = SCHEMES.get(name)
     if cls is None:
-        hints = did_you_mean(name, SCHEMES) + [f"schemes: {', '.join(SCHEMES)}"]
+        hints = [*did_you_mean(name, SCHEMES), f"schemes: {', '.join(SCHEMES)}"]
         raise IsomorphError("E_ARGUMENT", f"unknown initialiser {shorten(name)}", hints=hints)
     known = [field.name for field in fields(cls)]
     for given in keywords or {}:
@@ -182,7 +182,8 @@ def make(name: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | 
         return cls(*arguments, **(keywords or {}))
     except TypeError:
         raise IsomorphError(
-            "E_ARGUMENT", f"{name} takes {', '.join(known)}, each once; got {len(arguments)} positional values"
+            "E_ARGUMENT",
+            f"{name} takes {', '.join(known)}, each once; got {len(arguments)} positional values",
         ) from None
 
 

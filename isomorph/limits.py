@@ -20,7 +20,7 @@ def limits_with(overrides: Mapping[str, int] | None) -> dict[str, int]:
     limits = dict(DEFAULTS)
     for name, value in (overrides or {}).items():
         if name not in DEFAULTS:
-            hints = did_you_mean(name, DEFAULTS) + [f"limits: {', '.join(DEFAULTS)}"]
+            hints = [*did_you_mean(name, DEFAULTS), f"limits: {', '.join(DEFAULTS)}"]
             raise IsomorphError("E_ARGUMENT", f"unknown limit {name!r}", hints=hints)
         if type(value) is not int or value < 1:
             raise IsomorphError("E_ARGUMENT", f"limit {name} must be an int >= 1, got {shorten(value)}")

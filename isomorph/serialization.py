@@ -114,7 +114,7 @@ def _node_to_data(node: Node) -> dict[str, Any]:
 
 
 def _node_from_data(index: int, data: dict[str, Any]) -> Node:
-    name, _, version = data["operator"].partition("@")
+    name, _, _ = data["operator"].partition("@")
     operator = registry.get(name)
     if operator is None:
         raise registry.unknown(name)

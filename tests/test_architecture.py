@@ -34,7 +34,16 @@ MAY_IMPORT = {
     "training": {"plan", "operators", "backends", "weights", "show", "resolver", "torch"},
     "testing": {"plan", "operators", "backends", "weights", "resolver", "show", "reference", "torch"},
 }
-STANDARD_ONLY = ("errors", "limits", "initializers", "primitives", "language", "operators", "resolver", "plan")
+STANDARD_ONLY = (
+    "errors",
+    "limits",
+    "initializers",
+    "primitives",
+    "language",
+    "operators",
+    "resolver",
+    "plan",
+)
 FRAMEWORKS = {"torch", "jax", "flax", "optax", "numpy"}
 
 
@@ -108,3 +117,9 @@ def test_the_core_loads_no_framework(statement: str) -> None:
 
 def test_the_trace_backend_needs_no_framework() -> None:
     assert "torch" not in loaded_after("import isomorph.backends.trace")
+
+
+def test_every_public_name_has_a_home() -> None:
+    assert set(isomorph.__all__) == {*isomorph._HOMES, "ops"}
+    for name in isomorph.__all__:
+        assert getattr(isomorph, name) is not None

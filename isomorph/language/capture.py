@@ -16,14 +16,9 @@ from typing import Any, NoReturn
 from isomorph.errors import IsomorphError, Location, shorten
 from isomorph.initializers import Initializer
 from isomorph.language.graph import NOTHING, Call, Graph, Reference
-from isomorph.language.names import check_node_name, check_tensor_name
-from isomorph.language.parser import (
-    NODE_KEYWORDS,
-    IsOperator,
-    check_node_keyword,
-    check_number,
-    too_many_nodes,
-)
+from isomorph.language.names import IsOperator, check_node_name, check_tensor_name
+from isomorph.language.options import NODE_KEYWORDS, check_node_keyword, check_number
+from isomorph.language.scanner import too_many_nodes
 from isomorph.limits import limits_with
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("isomorph_recorder", default=None)

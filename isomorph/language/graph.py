@@ -41,14 +41,6 @@ class Contract:
     location: Location | None = field(default=None, compare=False, repr=False)
 
 
-class InitializerCall(NamedTuple):
-    """``normal(std=0.02)`` as written inside an ``init`` dictionary."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-
 @dataclass(slots=True)
 class Call:
     """One operator call.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.initializers import SCHEMES
 
+IsOperator = Callable[[str], bool]
 LONGEST_NAME = 100  # a loop repeats a name for every turn, so its length bounds memory
 NODE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 COUNTED_NAME = re.compile(r"n[0-9]+")
@@ -69,7 +70,7 @@ def check_node_name(name: str, taken: Container[str] = ()) -> None:
     raise IsomorphError("E_NAME", f"two nodes are named {name!r}", hints=["names of nodes are unique"])
 
 
-def check_tensor_name(name: str, is_operator: Callable[[str], bool] | None = None) -> None:
+def check_tensor_name(name: str, is_operator: IsOperator | None = None) -> None:
     """E_NAME unless a tensor may be called so."""
     if name == "_":
         why = "`_` is the loop variable and holds no tensor"
@@ -88,9 +89,7 @@ def check_tensor_name(name: str, is_operator: Callable[[str], bool] | None = Non
     )
 
 
-def unknown_tensor(
-    name: str, known: Iterable[str], is_operator: Callable[[str], bool] | None = None
-) -> IsomorphError:
+def unknown_tensor(name: str, known: Iterable[str], is_operator: IsOperator | None = None) -> IsomorphError:
     """The error for a name that no tensor has (without a place)."""
     known = list(known)
     if name == "_":

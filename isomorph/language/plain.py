@@ -39,7 +39,10 @@ _NODE_KEYWORDS = frozenset({"init", "trainable", "tie"})
 
 
 def read_plain(reader: Reader, match: re.Match[str], line: int) -> bool:
-    """Add the call of one plain line to the reader's graph; False when the tree should read the line."""
+    """Add the call of one plain line to the reader's graph; False when the tree should read the line.
+
+    One long function: calling smaller ones would cost as much as this saves.
+    """
     target, operator, written = match.groups()
     if operator is None:
         return True  # a blank line

@@ -77,8 +77,18 @@ class Argument:
     """One argument of an operator; see :func:`argument`."""
 
     __slots__ = (
-        "name", "type", "default", "positional", "variadic", "minimum", "above", "below", "maximum",
-        "choices", "size", "doc",
+        "above",
+        "below",
+        "choices",
+        "default",
+        "doc",
+        "maximum",
+        "minimum",
+        "name",
+        "positional",
+        "size",
+        "type",
+        "variadic",
     )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:
@@ -397,7 +407,6 @@ def _remember(key: tuple[Any, ...], instance: Any) -> Any:
     if len(_instances) >= _MOST_INSTANCES:
         _instances.clear()
     return _instances.setdefault(key, instance)
-
 
 
 def _parameters_of(method: Callable[..., Any]) -> tuple[str, ...]:

@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from isomorph.operators.declare import Operator
 
 _operators: dict[str, type[Operator]] = {}
-_loaded = False
+_loaded: set[str] = set()
 
 
 def add(operator: type[Operator]) -> None:
     """Enter an operator; E_OPERATOR when another class holds the name."""
     held = _operators.get(operator.name)
-    if held is not None and (held.__module__, held.__qualname__) != (operator.__module__, operator.__qualname__):
+    if held is not None and (held.__module__, held.__qualname__) != (
+        operator.__module__,
+        operator.__qualname__,
+    ):
         raise IsomorphError(
             "E_OPERATOR",
             f"two operators are named {operator.name!r}: {held.__module__}.{held.__qualname__} and "
@@ -26,16 +29,17 @@ def add(operator: type[Operator]) -> None:
 
 
 def get(name: str) -> type[Operator] | None:
-    """The operator of that name, or None."""
-    if not _loaded:
-        _load()
+    """The operator of that name, or None. Other packages are asked only where no built-in one has it."""
+    _load_families()
+    if name not in _operators:
+        _load_entry_points()
     return _operators.get(name)
 
 
 def all_operators() -> dict[str, type[Operator]]:
     """Every operator by name, in alphabetical order."""
-    if not _loaded:
-        _load()
+    _load_families()
+    _load_entry_points()
     return dict(sorted(_operators.items()))
 
 
@@ -46,16 +50,17 @@ def unknown(name: str) -> IsomorphError:
     return IsomorphError("E_OPERATOR", f"there is no operator {shorten(name)}", hints=hints)
 
 
-def _load() -> None:
-    global _loaded
-    _loaded = True
-    from isomorph.operators import families  # noqa: F401  (its import registers every family)
-
-    _load_entry_points()
+def _load_families() -> None:
+    if "families" not in _loaded:
+        _loaded.add("families")
+        from isomorph.operators import families  # noqa: F401  (its import registers every family)
 
 
 def _load_entry_points() -> None:
     """Import what installed packages list under the entry-point group ``isomorph.operators``."""
+    if "entry points" in _loaded:
+        return
+    _loaded.add("entry points")
     from importlib.metadata import entry_points
 
     for entry in entry_points(group="isomorph.operators"):

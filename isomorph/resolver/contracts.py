@@ -70,7 +70,9 @@ def read_shape(contract: Contract, kind: str, largest: int) -> tuple[Any, ...]:
     """Sizes of a contract; E_ARGUMENT for what is no size, E_RESOURCE for one that is too large."""
     where = f"{kind} {contract.name}".strip()
     if len(contract.shape) < 1:
-        raise IsomorphError("E_ARGUMENT", f"{where}: a shape has at least a batch axis, got ()", contract.location)
+        raise IsomorphError(
+            "E_ARGUMENT", f"{where}: a shape has at least a batch axis, got ()", contract.location
+        )
     if len(contract.shape) > 16:
         raise IsomorphError(
             "E_RESOURCE", f"{where}: at most 16 axes, got {len(contract.shape)}", contract.location
@@ -81,7 +83,9 @@ def read_shape(contract: Contract, kind: str, largest: int) -> tuple[Any, ...]:
 def _dimension(dimension: Any, where: str, largest: int, location: Location | None) -> Any:
     if type(dimension) is int:
         if dimension < 1:
-            raise IsomorphError("E_ARGUMENT", f"{where}: a size is at least 1, got {shorten(dimension)}", location)
+            raise IsomorphError(
+                "E_ARGUMENT", f"{where}: a size is at least 1, got {shorten(dimension)}", location
+            )
         if dimension > largest:
             raise IsomorphError(
                 "E_RESOURCE", f"{where}: a size is at most {largest:,}, got {shorten(dimension)}", location

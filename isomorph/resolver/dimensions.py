@@ -146,14 +146,14 @@ def parse_dimension(text: str) -> int | Affine:
 
 def evaluate(dimension: int | Affine, values: Mapping[str, int]) -> int:
     """The size under given symbol values; KeyError names a missing one."""
-    if type(dimension) is int:
+    if isinstance(dimension, int):
         return dimension
     return dimension.constant + sum(c * values[variable.name] for variable, c in dimension.terms)
 
 
 def symbols_of(dimension: int | Affine) -> tuple[str, ...]:
     """Names of the symbols in a size."""
-    if type(dimension) is int:
+    if isinstance(dimension, int):
         return ()
     return tuple(variable.name for variable, _ in dimension.terms if type(variable) is Symbol)
 

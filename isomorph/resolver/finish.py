@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from isomorph import initializers
 from isomorph.errors import IsomorphError, did_you_mean, shorten
-from isomorph.language.graph import Contract, InitializerCall
+from isomorph.language.graph import Contract
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.plan import DTYPE_BYTES, Bound, Node, Plan, Value
 from isomorph.resolver import story
@@ -15,7 +15,7 @@ from isomorph.resolver.dimensions import Affine, Symbol
 from isomorph.resolver.solver import Clash, OpenShape
 
 if TYPE_CHECKING:
-    from isomorph.resolver.resolve import Draft, Resolution
+    from isomorph.resolver.resolution import Draft, Resolution
 
 _EMPTY: dict[str, Any] = {}
 
@@ -42,9 +42,7 @@ def settle(resolution: Resolution, shape: OpenShape) -> None:
         solver.close(shape, ranks[0])
 
 
-def finish(
-    resolution: Resolution, outputs: list[tuple[str, int]], definition: Callable[..., str]
-) -> Plan:
+def finish(resolution: Resolution, outputs: list[tuple[str, int]], definition: Callable[..., str]) -> Plan:
     """Everything is solved: check what only a whole plan can break and build it."""
     _close_shapes(resolution)
     _check_reachable(resolution, outputs)
@@ -87,10 +85,10 @@ def _written(shape: tuple[Any, ...]) -> tuple[int | str, ...]:
 def _close_shapes(resolution: Resolution) -> None:
     solver = resolution.solver
     shapes = resolution.shapes
-    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    known: dict[Any, tuple[Any, ...]] = {}
     for value, shape in enumerate(shapes):
         if type(shape) is OpenShape:
-            shape = shape.closed
+            shape = shape.closed or ()
         if solver.unknowns:
             closed = known.get(shape)
             if closed is None:
@@ -129,7 +127,9 @@ def _instance(resolution: Resolution, draft: Draft) -> Operator:
     if draft.operator.settle is not None:
         shapes = resolution.shapes
         arguments = draft.operator.settle(
-            arguments, [shapes[value] for _, value in draft.inputs], [shapes[value] for value in draft.outputs]
+            arguments,
+            [shapes[value] for _, value in draft.inputs],
+            [shapes[value] for value in draft.outputs],
         )
     elif draft.instance is not None:
         return draft.instance
@@ -146,11 +146,12 @@ def _nodes(resolution: Resolution) -> tuple[Node, ...]:
     for draft in resolution.drafts:
         call = draft.call
         operator = _instance(resolution, draft)
-        extras: Any = (_EMPTY, _EMPTY, _EMPTY)
+        init, trainable, tie = _EMPTY, _EMPTY, _EMPTY
         if call.init is not None or call.trainable is not None or call.tie is not None:
-            extras = (_init(draft, operator), _trainable(draft, operator), _tie(draft, operator))
+            init, trainable, tie = _init(draft, operator), _trainable(draft, operator), _tie(draft, operator)
+        inputs = tuple(draft.inputs)
         nodes.append(
-            Node(draft.index, draft.name, operator, tuple(draft.inputs), draft.outputs, *extras, call.locate)
+            Node(draft.index, draft.name, operator, inputs, draft.outputs, init, trainable, tie, call.locate)
         )
     return tuple(nodes)
 
@@ -191,7 +192,9 @@ def _init(draft: Draft, operator: Operator) -> dict[str, initializers.Initialize
         try:
             initial = _initializer(written)
         except IsomorphError as error:
-            raise IsomorphError(error.code, f"init of {path}: {error.message}", draft.locate("init"), error.hints) from None
+            raise IsomorphError(
+                error.code, f"init of {path}: {error.message}", draft.locate("init"), error.hints
+            ) from None
         if len(spec.shape) < initial.minimum_rank:
             raise IsomorphError(
                 "E_ARGUMENT",
@@ -201,7 +204,9 @@ def _init(draft: Draft, operator: Operator) -> dict[str, initializers.Initialize
             )
         if path in tied:
             raise IsomorphError(
-                "E_ARGUMENT", f"init of {path}: it is tied to {tied[path]}, whose init it takes", draft.locate("init")
+                "E_ARGUMENT",
+                f"init of {path}: it is tied to {tied[path]}, whose init it takes",
+                draft.locate("init"),
             )
         found[path] = initial
     return found
@@ -210,8 +215,6 @@ def _init(draft: Draft, operator: Operator) -> dict[str, initializers.Initialize
 def _initializer(written: Any) -> initializers.Initializer:
     if isinstance(written, initializers.Initializer):
         return written
-    if isinstance(written, InitializerCall):
-        return initializers.make(written.name, written.arguments, written.keywords)
     if type(written) in (int, float):
         return initializers.Constant(written)
     raise IsomorphError(
@@ -232,7 +235,11 @@ def _trainable(draft: Draft, operator: Operator) -> dict[str, bool]:
             "E_ARGUMENT", f"trainable must be True, False or a dictionary of them, got {shorten(written)}",
             draft.locate("trainable"),
         )  # fmt: skip
-    prefixes = {".".join(path.split(".")[: i + 1]) for path in operator.all_parameters for i in range(path.count(".") + 1)}
+    prefixes = {
+        ".".join(path.split(".")[: i + 1])
+        for path in operator.all_parameters
+        for i in range(path.count(".") + 1)
+    }
     for path, flag in written.items():
         if path not in prefixes:
             raise _unknown_path(draft, "trainable", path, sorted(prefixes))

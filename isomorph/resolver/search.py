@@ -205,10 +205,11 @@ def _components(solver: Solver, checks: Sequence[Check]) -> list[_Component]:
 
     free = [variable for variable in solver.unknowns if variable not in solver.bound]
     parent.update((variable, variable) for variable in free)
-    facts: list[tuple[list[Unknown], str, Any]] = []
-    for relation in solver.pending:
-        if not relation.done:
-            facts.append((unknowns_in(relation.dims()), "relations", relation))
+    facts: list[tuple[list[Unknown], str, Any]] = [
+        (unknowns_in(relation.dims()), "relations", relation)
+        for relation in solver.pending
+        if not relation.done
+    ]
     positive = [(dim, 1) for dim in solver.bound.values()]
     for dim, minimum in [*positive, *((d, m) for d, m, _ in solver.minimums)]:
         value = solver.value(dim)

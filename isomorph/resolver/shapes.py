@@ -69,9 +69,7 @@ def _equal(solver: Solver, variable: str, port: Port, axis: int, held: Any, foun
     except Clash as clash:
         if clash.owner is not None and clash.owner != solver.owner:
             raise  # something that was woken failed elsewhere
-        raise AxisClash(
-            variable, port, axis, solver.value(held), solver.value(found), clash.note
-        ) from None
+        raise AxisClash(variable, port, axis, solver.value(held), solver.value(found), clash.note) from None
 
 
 def produce(solver: Solver, port: Port, sizes: Environment, arguments: dict[str, Any]) -> tuple[Any, ...]:

@@ -53,7 +53,8 @@ class OpenShape:
     def possible_ranks(self) -> set[int] | None:
         """Ranks that every consumer of this shape and of those linked to it accepts; None for any."""
         found: set[int] | None = None
-        seen, waiting = {self}, [(self, 0)]
+        seen: set[OpenShape] = {self}
+        waiting: list[tuple[OpenShape, int]] = [(self, 0)]
         while waiting:
             shape, offset = waiting.pop()
             if shape.ranks is not None:
@@ -127,9 +128,10 @@ class Solver:
             else:
                 break
             result = self._substitute(result)
-        if result is not dim and self._trail is None and len(dim.terms) == 1 and dim.terms[0][1] == 1:
-            if not dim.constant:
-                bound[dim.terms[0][0]] = result  # a shorter way next time
+        if result is not dim and self._trail is None and not dim.constant:
+            (variable, c), *more = dim.terms
+            if c == 1 and not more:
+                bound[variable] = result  # a shorter way next time
         return result
 
     def _substitute(self, dim: Affine) -> Any:
@@ -139,11 +141,11 @@ class Solver:
             found = self.bound.get(variable) if type(variable) is Unknown else None
             if found is None:
                 terms.append((variable, c))
-            elif type(found) is int:
-                constant += c * found
-            else:
+            elif isinstance(found, Affine):
                 terms += [(v, c * k) for v, k in found.terms]
                 constant += c * found.constant
+            else:
+                constant += c * found
         return affine(terms, constant)
 
     def values(self, shape: Iterable[Any]) -> tuple[Any, ...]:

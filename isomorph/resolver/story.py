@@ -17,7 +17,7 @@ from isomorph.resolver.solver import Clash, OpenShape
 
 if TYPE_CHECKING:
     from isomorph.resolver.contracts import Declared
-    from isomorph.resolver.resolve import Draft, Resolution
+    from isomorph.resolver.resolution import Draft, Resolution
 
 
 def explain(resolution: Resolution, conflict: Any) -> IsomorphError:
@@ -39,7 +39,9 @@ def explain(resolution: Resolution, conflict: Any) -> IsomorphError:
         if prefix and message.startswith(draft.operator.name):
             prefix = ""
         place = draft.locate(_argument_key(draft, conflict.argument))
-        return IsomorphError(conflict.code, prefix + message, place, [h for h in hints if h] + list(conflict.hints))
+        return IsomorphError(
+            conflict.code, prefix + message, place, [h for h in hints if h] + list(conflict.hints)
+        )
     if isinstance(conflict, RankClash):
         return _rank_error(resolution, draft, conflict)
     if isinstance(conflict, AxisClash):
@@ -170,7 +172,11 @@ def _decider(
             names = _expanded(source.axes, len(held)) if held is not None else ()
             if variable in names:
                 return value, names.index(variable) - len(names)
-    dim = resolution.solver.bound and shape is not None and draft.sizes.get(port.axes[axis] if "..." not in port.axes else "")
+    dim = (
+        resolution.solver.bound
+        and shape is not None
+        and draft.sizes.get(port.axes[axis] if "..." not in port.axes else "")
+    )
     if isinstance(dim, Affine):
         cause = _cause(resolution, dim)
         if cause:
@@ -276,7 +282,9 @@ def output_error(
     if axis is None:
         hints.append(_shape_line(resolution, value))
     else:
-        hints.append(f"axis {axis}: {_spell(resolution, shape[axis])} comes from {origin(resolution, value, axis)}")
+        hints.append(
+            f"axis {axis}: {_spell(resolution, shape[axis])} comes from {origin(resolution, value, axis)}"
+        )
         hints.append(f"axis {axis}: {contract.shape[axis]} is required by the output contract")
         if clash is not None and clash.note:
             hints.append(clash.note)
@@ -305,7 +313,11 @@ def open_shape_error(resolution: Resolution, value: int) -> IsomorphError:
         if isinstance(shape, OpenShape):
             draft = resolution.drafts[shape.owner]
     given = shape_text(resolution, shape)
-    count = resolution.solver.value(shape.count) if isinstance(shape, OpenShape) and shape.count is not None else None
+    count = (
+        resolution.solver.value(shape.count)
+        if isinstance(shape, OpenShape) and shape.count is not None
+        else None
+    )
     what = f" for {_spell(resolution, count)} elements per example" if count is not None else ""
     return IsomorphError(
         "E_AMBIGUOUS",
@@ -336,5 +348,9 @@ def _not_unique(resolution: Resolution, conflict: Several | Undetermined) -> Iso
         "E_UNRESOLVED",
         f"{draft.name} ({operator.name}): nothing says what {what} is{reason}",
         draft.locate(),
-        [f"give it, as in {operator.name}(64), or declare the output's shape" if argument else "give every size"],
+        [
+            f"give it, as in {operator.name}(64), or declare the output's shape"
+            if argument
+            else "give every size"
+        ],
     )

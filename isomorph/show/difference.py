@@ -31,7 +31,12 @@ def plan_difference(one: Plan, other: Plan) -> list[str]:
 
 
 def _bounds(plan: Plan) -> str:
-    return ", ".join(f"{b.low} <= {s}" + ("" if b.high is None else f" <= {b.high}") for s, b in plan.bounds.items()) or "none"
+    return (
+        ", ".join(
+            f"{b.low} <= {s}" + ("" if b.high is None else f" <= {b.high}") for s, b in plan.bounds.items()
+        )
+        or "none"
+    )
 
 
 def _node_difference(one: Plan, mine: Node, other: Plan, theirs: Node) -> list[str]:
@@ -61,7 +66,9 @@ def _spell(mapping: dict[str, Any]) -> str:
 
 
 def _wiring(plan: Plan, node: Node) -> str:
-    return ", ".join(f"{port}={plan.values[v].source}:{list(plan.values[v].shape)}" for port, v in node.inputs)
+    return ", ".join(
+        f"{port}={plan.values[v].source}:{list(plan.values[v].shape)}" for port, v in node.inputs
+    )
 
 
 def _made(plan: Plan, node: Node) -> str:

@@ -74,7 +74,7 @@ def docstring(operator: type[Operator]) -> tuple[str, str]:
 
 def resolve_example(example: Example, **overrides: Any) -> Plan:
     """The plan of an example; ``overrides`` replace what it says (``dtype="float64"``)."""
-    from isomorph import resolve
+    from isomorph.resolver.resolve import resolve
 
     settings = {
         "input": example.input,

@@ -15,11 +15,11 @@ _HEADERS = ("index", "name", "operation", "input shapes", "output shapes")
 def render_table(plan: Plan) -> str:
     """Header, one row per node, and bounds on symbols; two spaces between columns, none at line ends."""
     chain = is_chain(plan)
-    rows = [_HEADERS]
-    for node in plan.nodes:
-        rows.append(
-            (str(node.index), node.name, node.operator.name, _inputs(plan, node, chain), _outputs(plan, node))
-        )
+    rows: list[tuple[str, ...]] = [_HEADERS]
+    rows += [
+        (str(node.index), node.name, node.operator.name, _inputs(plan, node, chain), _outputs(plan, node))
+        for node in plan.nodes
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADERS) - 1)]
     lines = [render_header(plan)]
     for row in rows:
@@ -31,7 +31,9 @@ def render_table(plan: Plan) -> str:
 
 def render_header(plan: Plan) -> str:
     """``Network: [B, 8, 32] -> [B, 8, 32]  dtype=float32``."""
-    inputs = ", ".join(_contract(plan, name if plan.named_inputs else "", value) for name, value in plan.inputs)
+    inputs = ", ".join(
+        _contract(plan, name if plan.named_inputs else "", value) for name, value in plan.inputs
+    )
     outputs = ", ".join(_contract(plan, name, value) for name, value in plan.outputs)
     header = f"Network: {inputs} -> {outputs}  dtype={plan.dtype}"
     for name, value in plan.inputs:

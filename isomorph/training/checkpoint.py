@@ -72,7 +72,9 @@ class RunDirectory:
             raise IsomorphError(
                 "E_CHECKPOINT",
                 f"{self.path} holds {state}",
-                hints=["--resume continues it, --force deletes it and starts anew, --out takes another place"],
+                hints=[
+                    "--resume continues it, --force deletes it and starts anew, --out takes another place"
+                ],
             )
         if self.begun and resume and self.config.exists():
             self._compare(plan, config)
@@ -130,7 +132,9 @@ class RunDirectory:
             ) from error
         differences = list(held_plan.diff(plan))
         before, after = held_config.to_dict(), config.to_dict()
-        differences += [f"{n}: {before[n]!r} there, {after[n]!r} here" for n in after if after[n] != before[n]]
+        differences += [
+            f"{n}: {before[n]!r} there, {after[n]!r} here" for n in after if after[n] != before[n]
+        ]
         if differences:
             raise IsomorphError(
                 "E_CHECKPOINT",

@@ -261,7 +261,7 @@ def _draw(run: RunDirectory, reporter: Reporter) -> None:
     try:
         draw_curve(run.metrics, run.curve)
     except ModuleNotFoundError as error:  # a picture is worth no failed run
-        reporter.note(f"no {run.curve.name}: {error}; pip install \"isomorph[train]\"")
+        reporter.note(f'no {run.curve.name}: {error}; pip install "isomorph[train]"')
 
 
 def _outcome_of_finished(run: RunDirectory, config: TrainingConfig, dataset: Dataset) -> Outcome:

@@ -42,7 +42,9 @@ class TextDataset:
     of training, so that the network does not see the same cuts each time.
     """
 
-    def __init__(self, title: str, input_name: str, splits: dict[str, Array], length: int, dtype: str) -> None:
+    def __init__(
+        self, title: str, input_name: str, splits: dict[str, Array], length: int, dtype: str
+    ) -> None:
         self.title, self.unit, self.length = title, "byte", length
         self._name, self._splits, self._dtype = input_name, splits, dtype
 
@@ -185,7 +187,7 @@ def _text_contract(plan: Plan, length: int) -> tuple[str, str, int]:
         return name, dtype, shape[1]
     low, high = plan.bounds.get(str(shape[1]), (0, None))
     T = length or min(high or MOST_DEFAULT_LENGTH, MOST_DEFAULT_LENGTH)
-    if T < max(low, 1) or (high is not None and T > high):
+    if max(low, 1) > T or (high is not None and high < T):
         raise IsomorphError("E_CONSTRAINT", f"the network takes {shape[1]} <= {high}, not --length {T}")
     return name, dtype, T
 

@@ -87,7 +87,9 @@ features = flatten()
 logits = linear(1)
 """
     plan = iso.resolve(
-        text, input={"x": ("B", 1, 28, 28), "y": ("B", 10)}, output={"logits": ("B", 1), "features": ("B", 1568)}
+        text,
+        input={"x": ("B", 1, 28, 28), "y": ("B", 10)},
+        output={"logits": ("B", 1), "features": ("B", 1568)},
     )
     assert str(plan).splitlines()[0] == (
         "Network: x=[B, 1, 28, 28], y=[B, 10] -> logits=[B, 1], features=[B, 1568]  dtype=float32"
@@ -99,7 +101,7 @@ def test_dtypes_and_bounds_in_the_header() -> None:
     lines = str(plan).splitlines()
     assert lines[0] == "Network: [B, T] -> [B, T, 4]  dtype=float32  input_dtype=int64"
     assert lines[-1] == "where T <= 1024"
-    text = 'h = embedding(ids, 9, 4)\nattention(h, 2, mask=mask)'
+    text = "h = embedding(ids, 9, 4)\nattention(h, 2, mask=mask)"
     plan = iso.resolve(
         text, input={"ids": ("B", "T"), "mask": ("B", "T")}, input_dtype={"ids": "int64", "mask": "bool"}
     )

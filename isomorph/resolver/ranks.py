@@ -1,0 +1,103 @@
+"""Calls on tensors whose rank is not known yet: fix the rank, or wait and let linked ranks follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from isomorph.operators.declare import Operator
+from isomorph.resolver.shapes import RankClash
+from isomorph.resolver.solver import Clash, OpenShape
+
+if TYPE_CHECKING:
+    from isomorph.resolver.resolution import Draft, Resolution
+
+
+def closed(shapes: list[Any]) -> list[Any]:
+    return [s.closed or s if type(s) is OpenShape else s for s in shapes]
+
+
+def fix_ranks(resolution: Resolution, draft: Draft, shapes: list[Any]) -> bool:
+    """Some input's rank is unknown: fix it, or make the call wait. True when all are known."""
+    operator = draft.operator
+    ports = [port_of(draft, name) for name, _ in draft.inputs]
+    middle = middle_axes(operator, ports, shapes)
+    still_open = []
+    for port, shape in zip(ports, shapes, strict=True):
+        if type(shape) is not OpenShape or shape.closed is not None:
+            continue
+        if operator.ranks:
+            shape.limit_ranks(operator.ranks)
+        rank = port.rank if middle is None or port.rank is not None else len(port.axes) - 1 + middle
+        if rank is None:
+            still_open.append((port, shape))
+            continue
+        try:
+            resolution.solver.close(shape, rank)
+        except Clash:
+            raise RankClash(port, shape.prefix, (rank,)) from None
+    if still_open:
+        wait_for_ranks(resolution, draft, still_open)
+    return not still_open
+
+
+def port_of(draft: Draft, name: str) -> Any:
+    ports = draft.operator.signature.inputs
+    return next((port for port in ports if port.name == name), ports[0])  # else one of a variadic port
+
+
+def keeps_rank(operator: type[Operator]) -> bool:
+    """Whether ``...`` in the operator's pattern is the same number of axes wherever it stands."""
+    return operator.relate is None or operator.keeps_rank
+
+
+def middle_axes(operator: type[Operator], ports: list[Any], shapes: list[Any]) -> int | None:
+    """How many axes ``...`` stands for, if some input says."""
+    if keeps_rank(operator):
+        for port, shape in zip(ports, shapes, strict=True):
+            if type(shape) is not OpenShape and "..." in port.axes:
+                return len(shape) - (len(port.axes) - 1)
+    return None
+
+
+def wait_for_ranks(resolution: Resolution, draft: Draft, still_open: list[tuple[Any, OpenShape]]) -> None:
+    """Resume the call when a rank is known, and let every rank that ``...`` ties to it follow."""
+    operator = draft.operator
+    if resolution.shapes[draft.outputs[0]] is None:
+        promise_outputs(resolution, draft, *still_open[0])
+    still_open[0][1].waiting.append(lambda: resolution.resume(draft))
+    if not keeps_rank(operator):
+        return
+    outputs = zip(operator.signature.outputs, (resolution.shapes[v] for v in draft.outputs), strict=True)
+    linked = [(port, shape) for port, shape in [*still_open, *outputs] if "..." in port.axes]
+    for port, shape in linked:
+        shape.links += [(o, len(p.axes) - len(port.axes)) for p, o in linked if o is not shape]
+        shape.waiting.append(lambda port=port, shape=shape: follow(resolution, draft, port, shape, linked))
+
+
+def promise_outputs(resolution: Resolution, draft: Draft, port: Any, shape: OpenShape) -> None:
+    """Give the outputs of a waiting call open shapes, or what can be said without the rank."""
+    operator = draft.operator
+    if operator.relate_open is not None and shape.count is not None:
+        provisional = operator.provisional(draft.arguments)
+        made = provisional.relate_open(resolution.solver, shape.prefix, shape.count)
+        for value, known in zip(draft.outputs, made, strict=True):
+            resolution.shapes[value] = known
+        return
+    for value, output in zip(draft.outputs, operator.signature.outputs, strict=True):
+        same = operator.keeps_count or (operator.relate is None and output.axes == port.axes)
+        resolution.shapes[value] = OpenShape((), shape.count if same else None, draft.index)
+
+
+def follow(
+    resolution: Resolution, draft: Draft, port: Any, shape: OpenShape, linked: list[tuple[Any, OpenShape]]
+) -> None:
+    middle = len(shape.closed or ()) - len(port.axes)
+    for other_port, other in linked:
+        if other.closed is None:
+            try:
+                resolution.solver.close(other, len(other_port.axes) + middle)
+            except Clash:
+                other_rank = (len(other_port.axes) + middle,)
+                conflict = RankClash(other_port, other.prefix, other_rank)
+                conflict.owner = draft.index
+                raise conflict from None

@@ -1,0 +1,338 @@
+"""The state of resolving one graph, and the pass over its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from isomorph.errors import IsomorphError, shorten
+from isomorph.language.graph import Call, Contract, Graph
+from isomorph.operators import registry
+from isomorph.operators.declare import Conflict, Operator
+from isomorph.plan import Plan
+from isomorph.resolver import binding, contracts, finish, ranks, story
+from isomorph.resolver.search import Check, Several, Undetermined, search
+from isomorph.resolver.shapes import AxisClash, RankClash, match, produce
+from isomorph.resolver.solver import Clash, OpenShape, Solver
+
+CONFLICTS = (Conflict, Clash, AxisClash, RankClash, Several, Undetermined)
+
+
+class Draft:
+    """An operator call on its way to becoming a node."""
+
+    __slots__ = (
+        "arguments", "call", "index", "inputs", "instance", "operator", "outputs", "signature_key", "sizes",
+    )  # fmt: skip
+
+    def __init__(self, index: int, call: Call, operator: type[Operator]) -> None:
+        self.index, self.call, self.operator = index, call, operator
+        self.inputs: list[tuple[str, int]] = []
+        self.outputs: tuple[int, ...] = ()
+        self.arguments: dict[str, Any] = {}
+        self.signature_key: int = 0
+        self.sizes: dict[str, Any] = {}
+        self.instance: Operator | None = None
+
+    @property
+    def name(self) -> str:
+        return self.call.name or f"n{self.index}"
+
+    def locate(self, key: Any = None) -> Any:
+        return self.call.locate(key) if self.call.locate is not None else None
+
+
+class Resolution:
+    """The state of resolving one graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        given: list[Contract],
+        output: Any,
+        dtype: str,
+        input_dtype: Any,
+        limits: dict[str, int],
+    ) -> None:
+        self.graph, self.limits = graph, limits
+        self.dtype = contracts.check_dtype(dtype)
+        self.solver = Solver()
+        self.drafts: list[Draft] = []
+        self.shapes: list[Any] = []
+        self.dtypes: list[str] = []
+        self.producers: list[tuple[int, int]] = []  # (call, output index), or (-1, input index)
+        self.known_arguments: dict[Any, tuple[int, dict[str, Any]]] = {}
+        self._applied: dict[Any, tuple[dict[str, Any], list[Any], Operator | None]] = {}
+        self.input_contracts = self._read_inputs(given, input_dtype)
+        self.output_contracts = self._read_outputs(output)
+
+    # -- contracts -----------------------------------------------------------------------------
+
+    def _read(self, kind: str, items: list[Contract]) -> list[contracts.Declared]:
+        largest = self.limits["max_dimension"]
+        return [
+            contracts.Declared(c.name, contracts.read_shape(c, kind, largest), c.dtype, c.location)
+            for c in items
+        ]
+
+    def _read_inputs(self, given: list[Contract], input_dtype: Any) -> list[contracts.Declared]:
+        merged = contracts.merge("input", self._read("input", self.graph.inputs), self._read("input", given))
+        if not merged:
+            raise IsomorphError(
+                "E_BINDING", "no input is declared",
+                hints=['pass input=("B", 8, 32), or begin the definition with input("B", 8, 32)'],
+            )  # fmt: skip
+        self.named_inputs = len(merged) > 1 or merged[0].name not in ("", "x") or any(c.name for c in given)
+        dtypes = self._input_dtypes([one.name or "x" for one in merged], input_dtype)
+        found = []
+        for one in merged:
+            name = one.name or "x"
+            asked, stated = dtypes.get(name), one.dtype
+            if stated is not None:
+                contracts.check_input_dtype(stated, one.location)
+            if asked and stated and asked != stated:
+                raise IsomorphError(
+                    "E_DTYPE", f"input {name}: the definition says {stated}, the call says {asked}", one.location,
+                    ["leave one of the two out, or make them equal"],
+                )  # fmt: skip
+            found.append(one._replace(name=name, dtype=asked or stated or self.dtype))
+        for i, one in enumerate(found):
+            self._add_value(one.shape, one.dtype or self.dtype, (-1, i))
+        return found
+
+    def _input_dtypes(self, names: list[str], input_dtype: Any) -> dict[str, str]:
+        if input_dtype is None:
+            return {}
+        if not isinstance(input_dtype, Mapping):
+            return dict.fromkeys(names, contracts.check_input_dtype(input_dtype))
+        for name in input_dtype:
+            if name not in names:
+                raise IsomorphError(
+                    "E_BINDING",
+                    f"input_dtype names {shorten(name)}, which is no input; inputs: {', '.join(names)}",
+                )
+        return {name: contracts.check_input_dtype(dtype) for name, dtype in input_dtype.items()}
+
+    def _read_outputs(self, output: Any) -> list[contracts.Declared]:
+        given = self._read("output", contracts.given_contracts("output", output))
+        return contracts.merge("output", self._read("output", self.graph.outputs), given)
+
+    # -- the main pass -------------------------------------------------------------------------
+
+    def run(self, definition: Callable[[list[Contract], list[Contract]], str]) -> Plan:
+        """Resolve everything; ``definition`` writes the text from the contracts that it lacks."""
+        try:
+            for index, call in enumerate(self.graph.calls):
+                self.solver.owner = index
+                self._enter(index, call)
+            self.solver.owner = len(self.drafts)
+            outputs = self._bind_outputs()
+            self._solve_the_rest()
+            return finish.finish(self, outputs, definition)
+        except CONFLICTS as conflict:
+            raise story.explain(self, conflict) from None
+
+    def _add_value(self, shape: Any, dtype: str, producer: tuple[int, int]) -> int:
+        self.shapes.append(shape)
+        self.dtypes.append(dtype)
+        self.producers.append(producer)
+        return len(self.shapes) - 1
+
+    def _enter(self, index: int, call: Call) -> None:
+        operator = registry.get(call.operator)
+        if operator is None:
+            error = registry.unknown(call.operator)
+            place = call.locate(None) if call.locate else None
+            raise IsomorphError(error.code, error.message, place, error.hints)
+        draft = Draft(index, call, operator)
+        self.drafts.append(draft)
+        draft.signature_key, draft.arguments = binding.bind_arguments(self, draft)
+        binding.bind_tensors(self, draft)
+        ports = operator.signature.outputs
+        if call.targets and call.targets != len(ports):
+            names = ", ".join(port.name for port in ports)
+            raise IsomorphError(
+                "E_BINDING",
+                f"{operator.name} has {len(ports)} output{'s' * (len(ports) > 1)} ({names}), "
+                f"{call.targets} name{'s are' if call.targets > 1 else ' is'} given",
+                draft.locate(),
+                [f"write {names} = {operator.name}(...)"] if len(ports) > 1 else [],
+            )
+        first = len(self.shapes)
+        draft.outputs = tuple(range(first, first + len(ports)))
+        for i in range(len(ports)):
+            self._add_value(None, self.dtype, (index, i))
+        self._apply(draft)
+
+    # -- shapes --------------------------------------------------------------------------------
+
+    def _apply(self, draft: Draft) -> None:
+        """Work out the output shapes of a call from what is known of its inputs."""
+        shapes = [self.shapes[value] for _, value in draft.inputs]
+        if OpenShape in map(type, shapes):
+            shapes = ranks.closed(shapes)
+            if OpenShape in map(type, shapes) and not ranks.fix_ranks(self, draft, shapes):
+                return
+            shapes = ranks.closed(shapes)
+        key = (draft.signature_key, *shapes)
+        found = self._applied.get(key)
+        if found is None:
+            before = len(self.solver.unknowns), len(self.solver.bound)
+            found = self._relate(draft, shapes)
+            if before == (len(self.solver.unknowns), len(self.solver.bound)):
+                self._applied[key] = found
+        draft.sizes, outputs, draft.instance = found
+        for value, shape in zip(draft.outputs, outputs, strict=True):
+            self._set_output(value, shape)
+
+    def _relate(self, draft: Draft, shapes: list[Any]) -> tuple[dict[str, Any], list[Any], Operator | None]:
+        operator, solver = draft.operator, self.solver
+        ports = operator.signature.inputs
+        sizes = draft.sizes = {}
+        for name, spec in operator.arguments.items():
+            if spec.size and draft.arguments[name] is not None:
+                sizes[spec.size] = draft.arguments[name]
+        if operator.ranks and len(shapes[0]) not in operator.ranks:
+            raise RankClash(ports[0], shapes[0], operator.ranks)
+        if not ports[0].variadic:
+            by_name = {port.name: port for port in ports}
+            for (name, _), shape in zip(draft.inputs, shapes, strict=True):
+                match(solver, by_name[name], shape, sizes)
+        if operator.relate is None:
+            outputs = [produce(solver, port, sizes, draft.arguments) for port in operator.signature.outputs]
+        else:
+            for name, spec in operator.arguments.items():
+                if spec.size and spec.size not in sizes:
+                    sizes[spec.size] = solver.unknown(name, name)
+            provisional = operator.provisional(draft.arguments)
+            outputs = list(provisional.relate(solver, sizes, *shapes))
+        for name, argument in operator.bounds.items():
+            if type(sizes[name]) is int and sizes[name] > draft.arguments[argument]:
+                raise Conflict(
+                    f"{name}={sizes[name]} exceeds {argument}={draft.arguments[argument]}",
+                    argument=argument,
+                    sizes=(name,),
+                )
+        known = [solver.value(sizes[name]) for name in operator.sizing]
+        instance = None
+        if all(type(size) is int for size in known):
+            instance = operator.bind(draft.arguments, dict(zip(operator.sizing, known, strict=True)))
+        return sizes, outputs, instance
+
+    def _set_output(self, value: int, shape: Any) -> None:
+        held = self.shapes[value]
+        if held is None or held is shape:
+            self.shapes[value] = shape
+            return
+        # The output was promised with an open rank; what waits for it now learns the shape.
+        if type(held) is not OpenShape:
+            for one, other in zip(held, shape, strict=True):
+                self.solver.equal(one, other)
+            return
+        if type(shape) is OpenShape:
+            shape.waiting.append(lambda: self._set_output(value, shape.closed))
+            return
+        axes = self.solver.close(held, len(shape))
+        for one, other in zip(axes, shape, strict=True):
+            self.solver.equal(one, other)
+
+    def resume(self, draft: Draft) -> None:
+        outer, self.solver.owner = self.solver.owner, draft.index
+        try:
+            self._apply(draft)
+        except CONFLICTS as conflict:
+            if getattr(conflict, "owner", None) is None:
+                conflict.owner = draft.index  # type: ignore[union-attr]
+            raise
+        self.solver.owner = outer
+
+    def _solve_the_rest(self) -> None:
+        """Ranks that only one number fits, then sizes, then the ranks that those sizes decide."""
+        self._settle_open_shapes()
+        search(self.solver, self._checks())
+        if self._settle_open_shapes():
+            search(self.solver, self._checks())
+        for value, shape in enumerate(self.shapes):
+            if shape is None or (type(shape) is OpenShape and shape.closed is None):
+                raise story.open_shape_error(self, value)
+
+    def _settle_open_shapes(self) -> bool:
+        """Close the shapes whose rank nothing fixed, where exactly one rank can be."""
+        before = len(self.solver.unknowns)
+        for shape in self.shapes:
+            if type(shape) is OpenShape and shape.closed is None and shape.prefix:
+                finish.settle(self, shape)
+        return len(self.solver.unknowns) > before
+
+    # -- outputs -------------------------------------------------------------------------------
+
+    def _bind_outputs(self) -> list[tuple[str, int]]:
+        graph = self.graph
+        if not self.output_contracts or (
+            len(self.output_contracts) == 1 and not self.output_contracts[0].name
+        ):
+            bound = self._returned(graph)
+        else:
+            bound = []
+            for one in self.output_contracts:
+                reference = graph.bindings.get(one.name)
+                if reference is None:
+                    names = ", ".join(graph.bindings) or "none"
+                    raise IsomorphError(
+                        "E_OUTPUT", f"the output {one.name!r} names no tensor; tensors: {names}", one.location
+                    )
+                bound.append((one.name, binding.value_of(self, None, reference, None)))
+        if self.output_contracts:
+            for (_, value), one in zip(bound, self.output_contracts, strict=True):
+                self._meet(value, one)
+        return bound
+
+    def _returned(self, graph: Graph) -> list[tuple[str, int]]:
+        returned = getattr(graph, "returned", None)
+        if returned:
+            return [(name, binding.value_of(self, None, graph.bindings[name], None)) for name in returned]
+        if not graph.calls:
+            raise IsomorphError(
+                "E_OUTPUT",
+                "the definition calls no operator",
+                hints=["write at least one, such as linear(64)"],
+            )
+        if graph.current is None:
+            raise IsomorphError(
+                "E_OUTPUT", "there is no current tensor at the end, so the output is not known",
+                hints=["end with an operator call, or name outputs: output(features=(...))"],
+            )  # fmt: skip
+        return [("", binding.value_of(self, None, graph.current, None))]
+
+    def _meet(self, value: int, contract: contracts.Declared) -> None:
+        """Equate an output's shape with its contract."""
+        shape = self.shapes[value]
+        if type(shape) is OpenShape:
+            try:
+                shape = self.solver.close(shape, len(contract.shape))
+            except Clash:
+                raise story.output_error(self, value, contract, shape.prefix) from None
+        if len(shape) != len(contract.shape):
+            raise story.output_error(self, value, contract, shape)
+        for axis, (one, other) in enumerate(zip(shape, contract.shape, strict=True)):
+            try:
+                self.solver.equal(one, other)
+            except Clash as clash:
+                if clash.owner is not None and clash.owner != len(self.drafts):
+                    raise
+                raise story.output_error(self, value, contract, shape, axis, clash) from None
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _checks(self) -> list[Check]:
+        """Rules of calls whose sizes are still open, as filters for the search."""
+        found = []
+        for draft in self.drafts:
+            if draft.instance is None and draft.operator.sizing and draft.sizes:
+                dims = tuple(draft.sizes[name] for name in draft.operator.sizing)
+
+                def judge(sizes: tuple[int, ...], draft: Draft = draft) -> None:
+                    draft.operator.bind(draft.arguments, dict(zip(draft.operator.sizing, sizes, strict=True)))
+
+                found.append(Check(dims, judge, draft.index))
+        return found

@@ -1,0 +1,220 @@
+"""Whether every installed backend computes what the float64 reference computes, in numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isomorph.backends.available import Gradients, Harness, available, load
+from isomorph.backends.bounds import EPSILON, NumericBound, gradient_bound, numeric_bound
+from isomorph.backends.trace.build import sizes_with
+from isomorph.backends.trace.program import Program
+from isomorph.errors import IsomorphError
+from isomorph.plan import Plan
+from isomorph.testing import order_one_weights, sample_inputs, sample_sizes
+
+Array = np.ndarray[Any, Any]
+
+
+class Agreement(NamedTuple):
+    """One quantity of one backend, compared.
+
+    Attributes:
+        backend: who computed it.
+        quantity: ``output``, ``output logits``, or ``gradients``.
+        where: of gradients, the parameter that comes closest to its bound.
+        difference: largest absolute difference.
+        relative: the same in units of the largest true value.
+        ulps: the same in units of the last place of the largest true value.
+        bound: what the difference may be.
+        seconds: one call, building the network included.
+    """
+
+    backend: str
+    quantity: str
+    where: str
+    difference: float
+    relative: float
+    ulps: float
+    bound: float
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Difference in units of the bound; up to 1 is agreement."""
+        if self.bound:
+            return self.difference / self.bound
+        return 0.0 if self.difference == 0 else float("inf")
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is within its bound; NaN is not."""
+        return self.difference <= self.bound
+
+
+class Verification(NamedTuple):
+    """All comparisons of one network.
+
+    Attributes:
+        dtype: what the backends computed in.
+        sizes: the value of every symbol.
+        rows: the comparisons.
+        reference_seconds: how long the reference took.
+    """
+
+    dtype: str
+    sizes: dict[str, int]
+    rows: tuple[Agreement, ...]
+    reference_seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all comparisons are within their bounds."""
+        return all(row.agrees for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        rows = [{**row._asdict(), "ratio": row.ratio, "agrees": row.agrees} for row in self.rows]
+        return {**self._asdict(), "rows": rows, "agrees": self.agrees}
+
+
+def verify(
+    plan: Plan,
+    weights: Mapping[str, Any] | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    backends: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Verification:
+    """Run every installed backend, forward and backward, and compare with the reference.
+
+    The backends compute in float32 (a float64 plan in float64). The true outputs are the reference's; the
+    true gradients, of the sum of all outputs times random numbers, are those of the torch backend in double
+    precision. Bounds are those of :mod:`isomorph.backends.bounds`.
+
+    Args:
+        plan: the network.
+        weights: its weights; drawn at order one when None, so that losing any of them shows.
+        sizes: values of symbols; small ones are chosen for those left out.
+        seed: of inputs, projections and drawn weights.
+        backends: those to compare; all that are installed by default.
+        progress: told what happens next.
+
+    Raises:
+        IsomorphError: E_ARGUMENT for unknown sizes, E_BACKEND when only the reference is installed.
+    """
+    names = [name for name in (available() if backends is None else backends) if name != "reference"]
+    if not names:
+        raise IsomorphError(
+            "E_BACKEND",
+            "no backend is installed that could be compared with the reference",
+            hints=['pip install "isomorph[torch]"'],
+        )
+    problem = _Problem(plan, weights, sizes, seed)
+    progress("reference")
+    begun = time.perf_counter()
+    truth = numeric_bound(plan, problem.weights, problem.inputs, dtype=problem.dtype)
+    reference_seconds = time.perf_counter() - begun
+    problem.project(truth.outputs)
+    slopes = None
+    if "torch" in available():
+        progress("gradients in double precision")
+        slopes = problem.gradients(load("torch"), "float64")
+    rows: list[Agreement] = []
+    for name in names:
+        progress(name)
+        rows += problem.compare(name, load(name), truth, slopes)
+    return Verification(problem.dtype, problem.sizes, tuple(rows), reference_seconds)
+
+
+class _Problem:
+    """What every backend is asked to compute."""
+
+    def __init__(
+        self, plan: Plan, weights: Mapping[str, Any] | None, sizes: Mapping[str, int] | None, seed: int
+    ) -> None:
+        self.plan = plan
+        self.dtype = "float64" if plan.dtype == "float64" else "float32"
+        self.sizes = sizes_with(plan, {**sample_sizes(plan)[0], **(sizes or {})})
+        self.weights = order_one_weights(plan, seed) if weights is None else dict(weights)
+        self.inputs = sample_inputs(plan, self.sizes, seed)
+        self.seed = seed
+        self.cotangents: dict[str, Array] = {}
+
+    def gradients(self, harness: Harness, dtype: str) -> Gradients | None:
+        return harness.gradients(self.plan, self.weights, self.inputs, self.cotangents, dtype)
+
+    def project(self, outputs: Mapping[str, Array]) -> None:
+        """Draw the numbers that the outputs are multiplied with before they are summed."""
+        rng = np.random.default_rng([self.seed, 1])
+        self.cotangents = {
+            name: rng.standard_normal(array.shape).astype(np.float32) for name, array in outputs.items()
+        }
+
+    def compare(
+        self, name: str, harness: Harness, truth: NumericBound, slopes: Gradients | None
+    ) -> Iterator[Agreement]:
+        begun = time.perf_counter()
+        outputs = harness.forward(self.plan, self.weights, self.inputs, self.dtype)
+        seconds = time.perf_counter() - begun
+        for output, expected in truth.outputs.items():
+            quantity = " ".join(filter(None, ("output", output)))
+            yield self._agreement(name, quantity, "", outputs.get(output), expected, truth.total, seconds)
+        if slopes is None:
+            return
+        begun = time.perf_counter()
+        found = self.gradients(harness, self.dtype)
+        seconds = time.perf_counter() - begun
+        if found is not None and slopes.parameters:
+            bounds = network_gradient_bounds(self.plan, truth.program, slopes.parameters, self.dtype)
+            rows = [
+                self._agreement(
+                    name, "gradients", path, found.parameters.get(path), expected, bounds[path], seconds
+                )
+                for path, expected in slopes.parameters.items()
+            ]
+            yield max(rows, key=lambda row: (not row.agrees, row.ratio))
+
+    def _agreement(
+        self, backend: str, quantity: str, where: str, got: Any, expected: Array, bound: float, seconds: float
+    ) -> Agreement:
+        largest = float(np.max(np.abs(expected), initial=0.0))
+        if got is None or np.shape(got) != expected.shape:
+            difference = float("inf")
+        else:
+            difference = float(np.max(np.abs(np.asarray(got, np.float64) - expected), initial=0.0))
+        relative = difference / largest if largest else difference
+        return Agreement(
+            backend, quantity, where, difference, relative, relative / EPSILON[self.dtype], bound, seconds
+        )
+
+
+def network_gradient_bounds(
+    plan: Plan, program: Program, gradients: Mapping[str, Array], dtype: str = "float32"
+) -> dict[str, float]:
+    """How far each parameter's gradient may be off in a whole network.
+
+    A node's own bound is ``4 eps sqrt(K rows) max |g_ref|``, the maximum over its parameters. A gradient
+    comes through all nodes, forward and backward, so that the relative errors of all nodes add up, as the
+    absolute ones of the values do: ``max |g_ref|`` of the node, times the sum of ``4 eps sqrt(K rows)`` over
+    the network.
+
+    Args:
+        plan: the network.
+        program: its trace at the inputs' sizes.
+        gradients: the true ones by parameter path.
+        dtype: what the backend computes in.
+    """
+    unit = np.ones(())
+    relative = sum(
+        gradient_bound(program, node.name, {f"{node.name}.": unit}, dtype=dtype) for node in plan.nodes
+    )
+    largest: dict[str, float] = {}
+    for path, gradient in gradients.items():
+        node = path.partition(".")[0]
+        largest[node] = max(largest.get(node, 0.0), float(np.max(np.abs(gradient), initial=0.0)))
+    return {path: relative * largest[path.partition(".")[0]] for path in gradients}
