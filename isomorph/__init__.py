@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from isomorph import ops as ops
     from isomorph.errors import IsomorphError as IsomorphError
+    from isomorph.operators.declare import INFERRED as INFERRED
+    from isomorph.operators.declare import Conflict as Conflict
     from isomorph.operators.declare import Example as Example
     from isomorph.operators.declare import Operator as Operator
     from isomorph.operators.declare import Parameter as Parameter
@@ -29,6 +31,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "IsomorphError": "isomorph.errors",
     "Plan": "isomorph.plan",
+    "INFERRED": "isomorph.operators.declare",
+    "Conflict": "isomorph.operators.declare",
     "Example": "isomorph.operators.declare",
     "Operator": "isomorph.operators.declare",
     "Parameter": "isomorph.operators.declare",
@@ -41,9 +45,11 @@ _HOMES = {
     "load": "isomorph.weights.file",
     "save": "isomorph.weights.file",
 }
-_MODULES = frozenset({"ops", "torch", "reference", "testing"})
+_MODULES = frozenset({"ops", "torch", "nnx", "linen", "flax", "reference", "testing"})
 
 __all__ = [  # checked against _HOMES by a test
+    "INFERRED",
+    "Conflict",
     "Example",
     "IsomorphError",
     "Operator",

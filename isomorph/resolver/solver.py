@@ -187,6 +187,13 @@ class Solver:
             return known
         if len(open_dims) == 1:
             return open_dims[0] * known
+        if not any(dim.is_open for dim in open_dims):
+            written = " * ".join(f"({dim})" if dim.constant else str(dim) for dim in open_dims)
+            raise Conflict(
+                f"{written} is no size: both factors are known at run time alone",
+                code="E_UNRESOLVED",
+                hints=("give a number for all but one of them",),
+            )
         total = self.unknown(label)
         self._wait(Product(tuple(dims), total, self.owner))
         return total

@@ -170,6 +170,16 @@ def test_any_symbol_at_run_time() -> None:
     )
 
 
+def test_a_product_of_symbols_is_no_size() -> None:
+    assert error("flatten()", input=("B", "T", "S+1", 4)) == (
+        "E_UNRESOLVED: flatten: T * (S+1) is no size: both factors are known at run time alone\n"
+        "  <definition>:1:1\n"
+        "  1 | flatten()\n"
+        "    | ^\n"
+        "  give a number for all but one of them"
+    )
+
+
 # -- the three outcomes ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,66 @@
+"""What the documentation shows is what happens: its Python runs, its tables and errors are the real ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import isomorph as iso
+from isomorph.testing import check_operator
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    python = blocks(README, "python")
+    exec(python[0], names)
+    assert str(names["plan"]) == blocks(README, "text")[0].strip()
+    exec(python[1], names)
+    listed = re.search(r"# (\['.*'\])", python[1])
+    assert listed is not None
+    assert str(list(names["model"].state_dict())[:4]) == listed[1]
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_the_readme_shows_the_real_error() -> None:
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.resolve("relu()\ntransformer_block(3)", input=("B", 8, 32), file="encoder.net")
+    assert str(caught.value) == blocks(README, "text")[1].strip()
+
+
+def test_the_language_page_resolves() -> None:
+    text, function = blocks((ROOT / "docs" / "language.md").read_text(), "python")
+    assert [node.name for node in iso.resolve(text).nodes] == ["n0", "block0", "block1", "n3", "n4", "n5", "n6"]
+    names: dict[str, Any] = {"iso": iso}
+    exec(function, names)
+    plan = names["plan"]
+    assert iso.resolve(plan.definition) == plan
+
+
+def test_the_operator_that_the_documentation_adds() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks((ROOT / "docs" / "extending.md").read_text(), "python")[0], names)
+    from isomorph.operators import registry
+
+    try:
+        check_operator(names["MLPMixer"])
+    finally:
+        registry._operators.pop("mlp_mixer")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{page} links to {target}"
