@@ -13,7 +13,7 @@ SETTINGS := pyproject.toml constraints.txt
 
 demo: $(VENV)/.demo
 	$(BIN)/isomorph show examples/digits_vit.net
-	$(BIN)/isomorph train examples/digits_vit.net --data digits --out runs/digits
+	$(BIN)/isomorph train examples/digits_vit.net --data digits --out runs/digits --threads 1 --force
 	$(BIN)/isomorph verify runs/digits/model.safetensors
 
 test: $(VENV)/.test

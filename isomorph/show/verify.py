@@ -15,6 +15,7 @@ from isomorph.backends.trace.program import Program
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
 from isomorph.testing import order_one_weights, sample_inputs, sample_sizes
+from isomorph.weights.initial import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -140,7 +141,11 @@ class _Problem:
         self.plan = plan
         self.dtype = "float64" if plan.dtype == "float64" else "float32"
         self.sizes = sizes_with(plan, {**sample_sizes(plan)[0], **(sizes or {})})
-        self.weights = order_one_weights(plan, seed) if weights is None else dict(weights)
+        drawn = order_one_weights(plan, seed) if weights is None else weights
+        # A backend holds them in the plan's dtype, so that is what the reference must get.
+        self.weights = {
+            path: np.asarray(array).astype(numpy_dtype(plan.dtype)) for path, array in drawn.items()
+        }
         self.inputs = sample_inputs(plan, self.sizes, seed)
         self.seed = seed
         self.cotangents: dict[str, Array] = {}

@@ -18,7 +18,8 @@ from isomorph.training.config import TrainingConfig
 from isomorph.training.data import Array
 from isomorph.weights.atomic import atomic_write
 
-FORMAT = "1"
+KEY = "isomorph.checkpoint"
+FORMAT = 1
 KEPT = 2
 _NAME = re.compile(r"checkpoint-(\d+)\.safetensors")
 
@@ -48,8 +49,9 @@ class RunDirectory:
 
     @property
     def begun(self) -> bool:
-        """Whether a run has left anything here."""
-        return self.finished or self.config.exists() or bool(self.checkpoints())
+        """Whether a run has left anything here, or something else lies under a name that a run would take."""
+        named = (self.config, self.definition, self.metrics, self.curve, self.model)
+        return any(path.exists() for path in named) or bool(self.checkpoints())
 
     def checkpoints(self) -> list[Path]:
         """Checkpoint files, the latest first."""
@@ -76,16 +78,17 @@ class RunDirectory:
                     "--resume continues it, --force deletes it and starts anew, --out takes another place"
                 ],
             )
-        if self.begun and resume and self.config.exists():
-            self._compare(plan, config)
-            self._remove_leftovers()
-            return
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._clear()
-            atomic_write(self.definition, plan.definition.rstrip("\n").encode() + b"\n")
-            text = json.dumps({"plan": plan.to_json(), "training": config.to_dict()}, indent=2)
-            atomic_write(self.config, text.encode() + b"\n")  # last: with it the run has begun
+            if self.begun and resume:
+                self._compare(plan, config)
+                self._remove_leftovers()
+            else:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._clear()
+                text = json.dumps({"plan": plan.to_json(), "training": config.to_dict()}, indent=2)
+                atomic_write(self.config, text.encode() + b"\n")  # first: with it the run has begun
+            if not self.definition.exists():
+                atomic_write(self.definition, plan.definition.rstrip("\n").encode() + b"\n")
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -95,11 +98,9 @@ class RunDirectory:
         from safetensors.numpy import save
 
         arrays = {name: np.ascontiguousarray(array) for name, array in state.items()}
-        metadata = {
-            "isomorph.checkpoint": FORMAT,
-            "isomorph.step": str(step),
-            "isomorph.config": self.config.read_text(encoding="utf-8"),
-        }
+        run = json.loads(self.config.read_text(encoding="utf-8"))
+        # One entry, since the package writes several in no fixed order: equal states give equal bytes.
+        metadata = {KEY: json.dumps({"format": FORMAT, "step": step, **run})}
         try:
             atomic_write(self.path / f"checkpoint-{step:08d}.safetensors", save(arrays, metadata))
         except OSError as error:
@@ -120,6 +121,12 @@ class RunDirectory:
 
     def _compare(self, plan: Plan, config: TrainingConfig) -> None:
         """E_CHECKPOINT unless the run here has this plan and these settings, listing what differs."""
+        if not self.config.exists():
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{self.path} has no config.json, so the files there belong to no run that could be resumed",
+                hints=["--out takes another place"],
+            )
         try:
             held = json.loads(self.config.read_text(encoding="utf-8"))
             held_plan = Plan.from_json(held["plan"])
@@ -179,11 +186,11 @@ def _read(path: Path, earlier: list[Path]) -> Checkpoint:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("isomorph.checkpoint") != FORMAT:
+            header = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            if header.get("format") != FORMAT:
                 raise SafetensorError("it is no checkpoint of this program's format")
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Checkpoint(int(metadata["isomorph.step"]), state)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+            return Checkpoint(header["step"], state)
+    except (SafetensorError, OSError, KeyError, ValueError, AttributeError) as error:
         mend = f"delete it to continue from {earlier[0].name}" if earlier else "start anew with --force"
         raise IsomorphError("E_CHECKPOINT", f"{path} is damaged: {error}", hints=[mend]) from error

@@ -34,13 +34,15 @@ class TrainingConfig:
         evaluate_every, checkpoint_every: in steps.
         backend: who computes: ``torch``.
         device: where, in the backend's words.
+        threads: of the whole process on the CPU; 0 leaves the backend's own choice. Small networks gain
+            nothing from a second one, and lose much where other processes compute too.
     """
 
     data: str
-    steps: int = 1500
+    steps: int = 1200
     batch_size: int = 64
     accumulate: int = 1
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     final_learning_rate: float = 0.01
     warmup: int = 100
     weight_decay: float = 0.1
@@ -56,6 +58,7 @@ class TrainingConfig:
     checkpoint_every: int = 250
     backend: str = "torch"
     device: str = "cpu"
+    threads: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -111,6 +114,7 @@ _RANGES: dict[str, tuple[float, float | None, bool]] = {
     "seed": (0, 2**63, False),
     "validation": (0, 1, False),
     "length": (0, None, False),
+    "threads": (0, 1025, False),
     "evaluate_every": (1, None, False),
     "checkpoint_every": (1, None, False),
 }

@@ -129,6 +129,28 @@ class Network(nn.Module):
         self._witness = (parameter,)  # in a tuple, lest it be registered as the network's own
         return parameter.dtype if parameter.dtype.is_floating_point else None
 
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Network:
+        """As for every module, and tied parameters stay one."""
+        super().to_empty(device=device, recurse=recurse)
+        _tie(self)
+        return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As for every module; a tied parameter stays one, and takes no two values.
+
+        Raises:
+            IsomorphError: E_WEIGHTS when both paths of a tied parameter are given with different values.
+        """
+        from isomorph.weights.convert import merge_ties
+
+        merge_ties(self._plan, {path: value for path, value in state_dict.items() if not _is_meta(value)})
+        found = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        if assign:
+            _tie(self)
+        return found
+
     def _tell_where(self, error: Exception, name: str) -> None:
         node = self._plan.node(name)
         lines = [f"in node {name}, {node.operator.name}"]
@@ -142,6 +164,10 @@ class Network(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made for the plan (see network_class), so it cannot be found by name.
         return _blank, (self._plan,), self.__dict__
+
+
+def _is_meta(value: Any) -> bool:
+    return bool(getattr(value, "is_meta", False))
 
 
 def build(
@@ -167,7 +193,7 @@ def build(
     from isomorph.weights.convert import owned_weights
     from isomorph.weights.initial import initial_weights
 
-    network = network_class(plan)(plan)
+    network = network_class(Plan.expect(plan))(plan)
     place = torch.device(device)
     if weights is not None:
         fitting = owned_weights(plan, weights)
@@ -185,9 +211,20 @@ def _allocate(network: Network, plan: Plan, device: torch.device) -> None:
     for parameter in plan.parameters:
         storage = torch.empty(parameter.shape, dtype=dtype, device=device)
         made[parameter.path] = nn.Parameter(storage, requires_grad=parameter.trainable)
-    for path, owner in [(path, path) for path in made] + list(plan.ties.items()):
-        module, _, name = path.rpartition(".")
-        setattr(network.get_submodule(module), name, made[owner])
+    for path, parameter in made.items():
+        _place(network, path, parameter)
+    _tie(network)
+
+
+def _tie(network: Network) -> None:
+    """Put every owner's parameter at the paths tied to it."""
+    for path, owner in network.plan.ties.items():
+        _place(network, path, network.get_parameter(owner))
+
+
+def _place(network: Network, path: str, parameter: nn.Parameter) -> None:
+    module, _, name = path.rpartition(".")
+    setattr(network.get_submodule(module), name, parameter)
 
 
 def _steps(plan: Plan) -> tuple[Step, ...]:

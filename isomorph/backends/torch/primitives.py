@@ -37,8 +37,10 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 
     On the CPU the lookup itself notices, at no cost; on an accelerator the smallest and the largest id
     are read first, which waits for the device once. Captured graphs do what the framework does: an error
-    on the CPU, a device-side assertion on CUDA.
+    on the CPU, a device-side assertion on CUDA. Ids of narrow integer dtypes are widened first.
     """
+    if ids.dtype not in (torch.int64, torch.int32):
+        ids = ids.long()  # what the framework's lookup takes
     if not _looking():
         return functional.embedding(ids, weight)
     if ids.device.type == "cpu":
@@ -125,7 +127,7 @@ def _fused_attention(
     T, S = q.shape[-2], k.shape[-2]
     options: dict[str, Any] = {
         "dropout_p": _drop_probability(dropout),
-        "enable_gqa": q.shape[1] != k.shape[1],
+        "enable_gqa": bool(q.shape[1] != k.shape[1]),  # torch.jit.trace makes tensors of sizes
     }
     # The kernels' causal flag aligns the diagonal top-left, so it only means ours when T = S.
     if mask is None and not window and (not causal or T == S):

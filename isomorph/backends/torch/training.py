@@ -33,6 +33,8 @@ class Trainer:
     def __init__(self, plan: Plan, weights: Mapping[str, Any], config: TrainingConfig) -> None:
         self.plan, self.config = plan, config
         self.device = _device(config.device)
+        if config.threads:
+            torch.set_num_threads(config.threads)
         self.autocast = _autocast_dtype(plan, config)
         self.model = build(plan, weights, device=self.device)
         if plan.dtype in _HALVES:

@@ -28,7 +28,7 @@ def weights(model: nn.Module) -> dict[str, np.ndarray]:
         IsomorphError: E_ARGUMENT when it is no such network.
     """
     network = unwrap(model)
-    return {p.path: to_numpy(network.get_parameter(p.path)) for p in network.plan.parameters}
+    return {p.path: to_numpy(_value(network, p.path)) for p in network.plan.parameters}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -41,11 +41,24 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
     Raises:
         IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry; E_ARGUMENT when
-            ``model`` is no network of this backend.
+            ``model`` is no network of this backend, or is on the ``meta`` device.
     """
     network = unwrap(model)
     fitting = owned_weights(network.plan, weights)
+    on_meta = [path for path in fitting if network.get_parameter(path).is_meta]
+    if on_meta:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{on_meta[0]} is on the meta device, which holds no values: nothing can be loaded there",
+            hints=['give the model memory first, as in model.to_empty(device="cpu")'],
+        )
     fill(network, fitting)
+
+
+def _value(network: Network, path: str) -> torch.Tensor:
+    """A parameter, or what stands in its place: ``torch.nn.utils.parametrize`` and pruning compute it."""
+    module, _, name = path.rpartition(".")
+    return getattr(network.get_submodule(module), name)
 
 
 def fill(network: Network, fitting: dict[str, Any]) -> None:

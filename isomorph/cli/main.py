@@ -1,0 +1,193 @@
+"""The command ``isomorph``: one thin function per verb, whose work is in the module of that name.
+
+Nothing heavy is imported here, so that ``isomorph --help`` answers at once; a verb's module is imported when
+the verb runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import isomorph
+from isomorph.errors import IsomorphError
+
+app = typer.Typer(
+    name="isomorph",
+    help="Write a transformer once: every shape worked out beforehand, the same network in every framework.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # rich would cost more time than all the rest of --help
+    pretty_exceptions_enable=False,
+)
+
+Network = Annotated[str, typer.Argument(metavar="FILE", help="A definition (.net), a saved model, or - .")]
+Input = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="SHAPE", help='The input, as in "B,8,32" or "ids=B,T"; repeatable.'),
+]
+Output = Annotated[
+    list[str] | None, typer.Option("--output", metavar="SHAPE", help="The output, likewise; repeatable.")
+]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="Compute dtype: float32 where omitted.")]
+InputDtype = Annotated[
+    list[str] | None,
+    typer.Option("--input-dtype", metavar="DTYPE", help='As in "int64" or "ids=int64"; repeatable.'),
+]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--size", metavar="NAME=N", help='A symbol, as in "T=16"; repeatable.')
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no more than the result.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"isomorph {isomorph.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _isomorph(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def show(
+    file: Network,
+    input: Input = None,
+    output: Output = None,
+    dtype: Dtype = None,
+    input_dtype: InputDtype = None,
+    size: Sizes = None,
+    costs: Annotated[bool, typer.Option("--costs", help="What every node costs.")] = False,
+    expand: Annotated[bool, typer.Option("--expand", help="The stages inside every node.")] = False,
+    json: Json = False,
+) -> None:
+    """Show a network: shapes, parameters, cost."""
+    from isomorph.cli.show import run
+
+    run(file, (input, output, dtype, input_dtype), size, costs=costs, expand=expand, json=json)
+
+
+@app.command()
+def check(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Definitions or saved models.")],
+    input: Input = None,
+    output: Output = None,
+    dtype: Dtype = None,
+    input_dtype: InputDtype = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Resolve files and say a line about each.
+
+    The exit status is 2 when one of them has an error.
+    """
+    from isomorph.cli.check import run
+
+    run(files, (input, output, dtype, input_dtype), json=json, quiet=quiet)
+
+
+@app.command()
+def verify(
+    file: Network,
+    input: Input = None,
+    output: Output = None,
+    dtype: Dtype = None,
+    input_dtype: InputDtype = None,
+    size: Sizes = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of inputs, and weights where none are saved.")] = 0,
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", help="Compare this one alone; repeatable.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare all backends with the float64 reference.
+
+    One table of differences, bounds and times. The exit status is 1 when a bound is exceeded.
+    """
+    from isomorph.cli.verify import run
+
+    run(file, (input, output, dtype, input_dtype), size, seed=seed, backends=backend, json=json, quiet=quiet)
+
+
+@app.command()
+def train(
+    file: Network,
+    data: Annotated[
+        str, typer.Option("--data", metavar="DATA", help="digits, text:FILE, text:pydoc or npz:FILE.")
+    ],
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="The run's directory; runs/NAME if omitted.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run, or begin it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete a run that is there.")] = False,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimizer steps [1200].")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Examples per step [64].")] = None,
+    accumulate: Annotated[int | None, typer.Option("--accumulate", help="Parts of a batch [1].")] = None,
+    length: Annotated[int | None, typer.Option("--length", help="Tokens per example of text.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The peak [0.002].")] = None,
+    warmup: Annotated[int | None, typer.Option("--warmup", help="Steps of linear rise [100].")] = None,
+    weight_decay: Annotated[float | None, typer.Option("--weight-decay", help="On matrices [0.1].")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", help="Largest gradient norm; 0: none [1].")] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="float32 or bf16 [float32].")] = None,
+    validation: Annotated[float | None, typer.Option("--validation", help="Share held out [0.1].")] = None,
+    evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", help="Steps [100].")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option("--checkpoint-every", help="Steps [250].")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of weights, order and dropout [0].")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="As in cpu, cuda:0 [cpu].")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="On the CPU; 0: its choice [0].")] = None,
+    input: Input = None,
+    output: Output = None,
+    dtype: Dtype = None,
+    input_dtype: InputDtype = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network.
+
+    The model, its metrics and a picture of them are left in a directory.
+
+    Ctrl-C saves the state and stops; the same command with --resume continues, and ends with exactly the
+    weights of a run that was never stopped.
+    """
+    from isomorph.cli.train import run
+
+    settings = {
+        "data": data, "steps": steps, "batch_size": batch_size, "accumulate": accumulate, "length": length,
+        "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
+        "precision": precision, "validation": validation, "evaluate_every": evaluate_every,
+        "checkpoint_every": checkpoint_every, "seed": seed, "device": device, "threads": threads,
+    }  # fmt: skip
+    contracts = (input, output, dtype, input_dtype)
+    run(file, contracts, settings, out, resume=resume, force=force, json=json, quiet=quiet)
+
+
+@app.command()
+def docs(
+    operator: Annotated[str | None, typer.Argument(help="An operator; the catalogue if omitted.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Write every page as Markdown there.")
+    ] = None,
+) -> None:
+    """Show an operator's page, or the catalogue."""
+    from isomorph.cli.docs import run
+
+    run(operator, out)
+
+
+def main() -> None:
+    """Run the command; an error that isomorph raises on purpose is shown without a traceback."""
+    try:
+        app(prog_name="isomorph")
+    except IsomorphError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

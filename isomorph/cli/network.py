@@ -1,0 +1,104 @@
+"""What every verb's FILE may be, and how contracts are written on the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from isomorph.errors import IsomorphError, shorten
+from isomorph.plan import Plan
+
+Contracts = tuple[list[str] | None, list[str] | None, str | None, list[str] | None]
+"""``--input``, ``--output``, ``--dtype`` and ``--input-dtype`` as given."""
+
+
+class NetworkFile(NamedTuple):
+    """A resolved definition, or a saved model with its weights."""
+
+    plan: Plan
+    weights: dict[str, Any] | None
+
+
+def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> NetworkFile:
+    """Resolve a definition, or load a saved model.
+
+    Args:
+        file: a definition's path, ``-`` for standard input, a ``.safetensors`` file, or a run's directory.
+        contracts: what the definition leaves open.
+
+    Raises:
+        IsomorphError: of the definition or the model; E_ARGUMENT for contracts that cannot be read, or that
+            are given for a saved model, which has its own.
+    """
+    path = Path(file)
+    model = path / "model.safetensors" if path.is_dir() else path
+    if model.suffix == ".safetensors":
+        if any(contracts):
+            raise IsomorphError(
+                "E_ARGUMENT",
+                f"{model} is a saved model, whose contracts and dtype are in it",
+                hints=["leave out --input, --output, --dtype and --input-dtype"],
+            )
+        from isomorph.weights.file import load
+
+        return NetworkFile(*load(model))
+    from isomorph.resolver.resolve import resolve, resolve_file
+
+    inputs, outputs, dtype, input_dtypes = contracts
+    arguments: dict[str, Any] = {
+        "input": read_named("--input", inputs, read_shape),
+        "output": read_named("--output", outputs, read_shape),
+        "input_dtype": read_named("--input-dtype", input_dtypes, str),
+    }
+    if dtype is not None:
+        arguments["dtype"] = dtype
+    if file == "-":
+        return NetworkFile(resolve(sys.stdin.buffer.read(), file="<stdin>", **arguments), None)
+    return NetworkFile(resolve_file(file, **arguments), None)
+
+
+def read_named(option: str, values: Sequence[str] | None, read: Callable[[str], Any]) -> Any:
+    """One value, or a dictionary of ``name=value``; None when there is none.
+
+    Raises:
+        IsomorphError: E_ARGUMENT when several are given and not all are named, or a name comes twice.
+    """
+    if not values:
+        return None
+    if len(values) == 1 and "=" not in values[0]:
+        return read(values[0])
+    found: dict[str, Any] = {}
+    for value in values:
+        name, equals, rest = value.partition("=")
+        if not equals or name.strip() in found:
+            problem = (
+                "is given twice for one name" if equals else "is given several times, so each needs a name"
+            )
+            raise IsomorphError(
+                "E_ARGUMENT", f"{option} {problem}, got {shorten(value)}", hints=[f"{option} NAME=..."]
+            )
+        found[name.strip()] = read(rest)
+    return found
+
+
+def read_shape(text: str) -> tuple[int | str, ...]:
+    """``"B,8,32"`` as ``("B", 8, 32)``, with or without brackets; E_ARGUMENT when a size is missing."""
+    sizes = [part.strip() for part in text.strip().strip("[]()").split(",")]
+    if not all(sizes):
+        raise IsomorphError(
+            "E_ARGUMENT", f"a shape is written as B,8,32, got {shorten(text)}", hints=["sizes between commas"]
+        )
+    return tuple(int(part) if part.isdecimal() and len(part) <= 18 else part for part in sizes)
+
+
+def read_sizes(values: Sequence[str] | None) -> dict[str, int]:
+    """``["B=2", "T=16"]`` as ``{"B": 2, "T": 16}``; E_ARGUMENT for anything else."""
+    found = {}
+    for value in values or ():
+        name, _, size = value.partition("=")
+        if not name.strip() or not size.strip().isdecimal() or len(size) > 18:
+            raise IsomorphError("E_ARGUMENT", f"--size is written as T=16, got {shorten(value)}")
+        found[name.strip()] = int(size)
+    return found

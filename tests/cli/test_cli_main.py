@@ -1,0 +1,107 @@
+"""What all verbs share: help, version, errors, pipes, and what is loaded when."""
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+from isomorph.cli import main as cli
+from isomorph.training.config import TrainingConfig
+
+
+def python(code: str, **options) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
+
+
+def test_help_lists_every_verb_and_loads_nothing_heavy():
+    done = python(
+        "import sys; sys.argv = ['isomorph', '--help']\n"
+        "from isomorph.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'torch', 'jax', 'numpy', 'rich', 'safetensors', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    assert done.returncode == 0, done.stderr
+    for verb in ("show", "check", "verify", "train", "docs"):
+        assert f"\n  {verb} " in done.stdout
+    assert "..." not in done.stdout.partition("Commands:")[2]  # no summary is cut off
+
+
+def test_show_loads_no_framework(block):
+    done = python(
+        f"import sys; sys.argv = ['isomorph', 'show', {str(block)!r}, '--input', 'B,8,32']\n"
+        "from isomorph.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'torch', 'jax'} & set(sys.modules)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(isomorph):
+    assert isomorph("--version") == (0, "isomorph 0.1.0\n", "")
+
+
+def test_no_arguments_show_help(isomorph):
+    result = isomorph()
+    assert "Usage: isomorph" in result.out + result.err
+
+
+def test_an_error_is_shown_as_it_is_without_a_traceback(isomorph, tmp_path):
+    path = tmp_path / "bad.net"
+    path.write_text("transformer_block(3)\n")
+    assert isomorph("show", path, "--input", "B,8,32") == (
+        2,
+        "",
+        "E_CONSTRAINT: heads=3 does not divide the model width D=32\n"
+        f"  {path}:1:19\n"
+        "  1 | transformer_block(3)\n"
+        "    |                   ^\n"
+        "  D=32 comes from input x[B, 8, 32]\n"
+        "  heads that divide 32: 1, 2, 4, 8, 16, 32\n",
+    )
+
+
+def test_a_bug_shows_its_traceback(monkeypatch):
+    def fail(**named: str) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main()
+
+
+@pytest.mark.parametrize("arguments", [("nope",), ("show",), ("show", "--nope"), ("train", "a.net")])
+def test_misuse_has_status_2(isomorph, arguments):
+    result = isomorph(*arguments)
+    assert result.status == 2
+    assert "Error: " in result.err
+
+
+def test_a_broken_pipe_is_silent(tmp_path):
+    path = tmp_path / "long.net"
+    path.write_text('input("B", 3)\nfor _ in range(5000):\n    tanh()\n')
+    command = [sys.executable, "-c", "from isomorph.cli.main import main; main()", "show", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        process.wait(timeout=60)
+
+
+def test_help_states_the_real_defaults():
+    defaults = TrainingConfig(data="").to_dict()
+    stated = {}
+    for name, parameter in inspect.signature(cli.train, eval_str=True).parameters.items():
+        for option in getattr(parameter.annotation, "__metadata__", ()):
+            match = re.search(r"\[(.+)\]\.$", getattr(option, "help", None) or "")
+            if match:
+                stated[name] = match[1]
+    assert len(stated) >= 12
+    assert stated == {name: f"{defaults[name]:g}" if isinstance(defaults[name], float) else str(defaults[name])
+                      for name in stated}  # fmt: skip

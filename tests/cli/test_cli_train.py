@@ -1,0 +1,116 @@
+"""``train``: lines where nobody watches, results, a polite stop, and what is refused."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from isomorph.training import loop
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """A small network, its data, and a place for the run."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((50, 3)), y=rng.integers(0, 2, 50))
+    (tmp_path / "net.net").write_text('input("B", 3)\nlinear(2)\noutput("B", 2)\n')
+    return [
+        "train", tmp_path / "net.net", "--data", f"npz:{tmp_path}/data.npz", "--out", tmp_path / "run",
+        "--batch-size", 5, "--warmup", 2,
+    ]  # fmt: skip
+
+
+def test_tells_how_it_goes_on_stderr_and_how_it_went_on_stdout(isomorph, arguments, tmp_path):
+    result = isomorph(*arguments, "--steps", 40, "--evaluate-every", 20)
+    assert result.status == 0
+    lines = result.out.splitlines()
+    assert lines[0].startswith("Test accuracy: ")
+    assert " of 10 examples (loss " in lines[0]
+    assert lines[1].startswith("Trained in ")
+    assert lines[2] == f"{tmp_path}/run holds model.safetensors, metrics.jsonl and curve.png."
+    told = result.err.splitlines()
+    assert told[0] == "arrays of data.npz: 36 train, 4 validation, 10 test; 8 parameters"
+    assert told[1].startswith("step      2 of 40  loss ")
+    assert sum("validation loss" in line for line in told) == 2
+
+
+def test_quiet_and_json(isomorph, arguments):
+    quiet = isomorph(*arguments, "--steps", 2, "--quiet")
+    assert quiet.err == ""
+    assert quiet.out.startswith("Test accuracy: ")
+    found = json.loads(isomorph(*arguments, "--steps", 2, "--json", "--force").out)
+    assert (found["step"], found["stopped"], found["test_count"]) == (2, False, 10)
+
+
+def test_a_resumed_run_needs_no_settings_again(isomorph, arguments, tmp_path):
+    isomorph(*arguments, "--steps", 3, "--seed", 9)
+    again = isomorph(*arguments, "--resume")
+    assert again.status == 0
+    assert again.out.splitlines()[1] == "This run had ended before."
+    other = isomorph(*arguments, "--resume", "--seed", 8)
+    assert (other.status, other.err.splitlines()[1]) == (2, "  seed: 9 there, 8 here")
+    refused = isomorph(*arguments)
+    assert (refused.status, refused.err.splitlines()[0]) == (
+        2, f"E_CHECKPOINT: {tmp_path}/run holds a finished run",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(isomorph, arguments, monkeypatch, tmp_path, number):
+    before = signal.getsignal(number)
+    write = loop.MetricsFile.write
+
+    def interrupted(self, record) -> None:
+        write(self, record)
+        if record["step"] == 4:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.MetricsFile, "write", interrupted)
+        result = isomorph(*arguments, "--steps", 10, "--quiet")
+    assert (result.status, result.out) == (130, "")
+    assert result.err == "stopped after step 4 of 10; the same command with --resume continues\n"
+    assert signal.getsignal(number) is before
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == [
+        "checkpoint-00000004.safetensors"
+    ]
+    resumed = isomorph(*arguments, "--resume")
+    assert resumed.status == 0
+    assert "; resuming after step 4" in resumed.err
+
+
+def test_refuses(isomorph, arguments, tmp_path):
+    both = isomorph(*arguments, "--resume", "--force")
+    assert both.err == "E_ARGUMENT: --resume keeps the run that is there and --force deletes it: give one\n"
+    zero = isomorph(*arguments, "--steps", 0)
+    assert (zero.status, zero.err) == (2, "E_ARGUMENT: training setting steps must be >= 1, got 0\n")
+    isomorph(*arguments, "--steps", 1)
+    arguments[1] = tmp_path / "run" / "model.safetensors"
+    model = isomorph(*arguments)
+    assert "is a saved model; training starts from a definition" in model.err
+
+
+def test_bits_per_byte_are_told_for_text(isomorph, tmp_path):
+    (tmp_path / "net.net").write_text(
+        'input("B", "T", dtype="int64")\nembedding(256, 2)\nlinear()\noutput("B", "T", 256)\n'
+    )
+    (tmp_path / "text").write_bytes(b"abc" * 200)
+    result = isomorph(
+        "train", tmp_path / "net.net", "--data", f"text:{tmp_path}/text", "--out", tmp_path / "run",
+        "--steps", 1, "--length", 8, "--json",
+    )  # fmt: skip
+    loss = json.loads(result.out)["test_loss"]
+    result = isomorph(
+        "train",
+        tmp_path / "net.net",
+        "--data",
+        f"text:{tmp_path}/text",
+        "--out",
+        tmp_path / "run",
+        "--resume",
+    )
+    assert f"(loss {loss:.4f}, {loss / np.log(2):.3f} bits per byte)" in result.out

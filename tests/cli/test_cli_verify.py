@@ -1,0 +1,59 @@
+"""``verify``: the table, JSON, exit status 1 on disagreement."""
+
+import json
+
+import pytest
+
+import isomorph as iso
+from isomorph.backends.torch import harness
+
+pytest.importorskip("torch")
+
+
+def test_prints_a_table_and_agrees(isomorph, block):
+    result = isomorph("verify", block, "--input", "B,T,32", "--backend", "torch", "--size", "T=3")
+    assert result.status == 0
+    assert "float32 against the float64 reference (weights drawn at order one, B=2, T=3)" in result.out
+    rows = [line for line in result.out.splitlines() if "torch" in line]
+    assert len(rows) == 2
+    assert " output " in rows[0]
+    assert "gradients, worst: n0." in rows[1]
+    assert all(row.rstrip("│ ").endswith("ok") for row in rows)
+
+
+def test_json_and_quiet(isomorph, block):
+    arguments = ("verify", block, "--input", "B,8,32", "--backend", "torch")
+    found = json.loads(isomorph(*arguments, "--json").out)
+    assert found["agrees"] is True
+    assert [row["quantity"] for row in found["rows"]] == ["output", "gradients"]
+    assert isomorph(*arguments, "--quiet") == (0, "", "")
+
+
+def test_a_saved_model_is_verified_with_its_weights(isomorph, tmp_path):
+    plan = iso.resolve("linear(2)", input=("B", 3))
+    iso.save(tmp_path / "m.safetensors", plan, iso.initial_weights(plan))
+    result = isomorph("verify", tmp_path / "m.safetensors", "--backend", "torch")
+    assert result.status == 0
+    assert "(saved weights, B=2)" in result.out
+
+
+def test_disagreement_has_status_1(isomorph, block, monkeypatch):
+    true = harness.forward
+
+    def wrong(*arguments, **named):
+        return {name: array + 1e-3 for name, array in true(*arguments, **named).items()}
+
+    monkeypatch.setattr(harness, "forward", wrong)
+    result = isomorph("verify", block, "--input", "B,8,32", "--backend", "torch")
+    assert result.status == 1
+    assert "DIFFERS" in result.out
+    assert result.err.endswith("disagreement beyond the bound: torch output\n")
+
+
+def test_an_unknown_size_or_backend_is_told(isomorph, block):
+    sized = isomorph("verify", block, "--input", "B,8,32", "--size", "T=3")
+    assert (sized.status, sized.err) == (
+        2, "E_ARGUMENT: the network has no symbol 'T'; its symbols: B\n"
+    )  # fmt: skip
+    backend = isomorph("verify", block, "--input", "B,8,32", "--backend", "tensor")
+    assert (backend.status, backend.err.splitlines()[0]) == (2, "E_BACKEND: there is no backend 'tensor'")
