@@ -96,6 +96,34 @@ def check(
 
 
 @app.command()
+def draw(
+    file: Network,
+    input: Input = None,
+    output: Output = None,
+    dtype: Dtype = None,
+    input_dtype: InputDtype = None,
+    size: Sizes = None,
+    attention: Annotated[
+        bool, typer.Option("--attention", help="Which position may attend to which, instead of the network.")
+    ] = False,
+    length: Annotated[
+        int | None, typer.Option("--length", help="Positions drawn with --attention, 1 to 64 [8].")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="svg or mermaid.")] = "svg",
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where to write; the terminal if omitted."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw a network, or its attention permissions, as SVG or Mermaid."""
+    from isomorph.cli.draw import run
+
+    contracts = (input, output, dtype, input_dtype)
+    run(file, contracts, size, attention=attention, format=format, length=length, out=out, quiet=quiet)
+
+
+@app.command()
 def verify(
     file: Network,
     input: Input = None,
@@ -143,6 +171,9 @@ def train(
     evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", help="Steps [100].")] = None,
     checkpoint_every: Annotated[int | None, typer.Option("--checkpoint-every", help="Steps [250].")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of weights, order and dropout [0].")] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="torch or nnx [torch where it is installed].")
+    ] = None,
     device: Annotated[str | None, typer.Option("--device", help="As in cpu, cuda:0 [cpu].")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="On the CPU; 0: its choice [0].")] = None,
     input: Input = None,
@@ -165,7 +196,8 @@ def train(
         "data": data, "steps": steps, "batch_size": batch_size, "accumulate": accumulate, "length": length,
         "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
         "precision": precision, "validation": validation, "evaluate_every": evaluate_every,
-        "checkpoint_every": checkpoint_every, "seed": seed, "device": device, "threads": threads,
+        "checkpoint_every": checkpoint_every, "seed": seed, "backend": backend, "device": device,
+        "threads": threads,
     }  # fmt: skip
     contracts = (input, output, dtype, input_dtype)
     run(file, contracts, settings, out, resume=resume, force=force, json=json, quiet=quiet)

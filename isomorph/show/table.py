@@ -25,7 +25,7 @@ def render_table(plan: Plan) -> str:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
-    lines += _bounds(plan)
+    lines += render_bounds(plan)
     return "\n".join(lines)
 
 
@@ -73,7 +73,8 @@ def _outputs(plan: Plan, node: Node) -> str:
     return ", ".join(f"{plan.values[v].port}={show_shape(plan.values[v].shape)}" for v in node.outputs)
 
 
-def _bounds(plan: Plan) -> list[str]:
+def render_bounds(plan: Plan) -> list[str]:
+    """``["where T <= 1024"]``, or nothing when no symbol is bounded."""
     parts = []
     for symbol, bound in plan.bounds.items():
         if bound.low and bound.high is not None:

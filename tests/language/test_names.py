@@ -11,8 +11,17 @@ from isomorph.language.names import NODE_NAME, PYTHON_KEYWORDS, RESERVED, check_
 
 
 def uncovered(thing: object) -> list[str]:
-    """Public names of an object that a node could bear and that are not reserved."""
-    return [name for name in dir(thing) if NODE_NAME.fullmatch(name) and name not in RESERVED]
+    """Public names of an object that a node could bear and that are not reserved.
+
+    ``transformers`` hangs methods of its own on ``torch.nn.Module`` where it is loaded; those are not asked for.
+    """
+    return [
+        name
+        for name in dir(thing)
+        if NODE_NAME.fullmatch(name)
+        and name not in RESERVED
+        and not (getattr(getattr(thing, name), "__module__", None) or "").startswith("transformers")
+    ]
 
 
 def test_names_of_torch_modules_are_reserved() -> None:
