@@ -235,6 +235,19 @@ class Plan:
     def __deepcopy__(self, memo: Any) -> Plan:
         return self  # immutable
 
+    @staticmethod
+    def expect(value: object) -> Plan:
+        """The value, if it is a plan; E_ARGUMENT when it is something else, such as a definition's text."""
+        if isinstance(value, Plan):
+            return value
+        from isomorph.errors import IsomorphError, shorten
+
+        hints = (
+            ["resolve the definition first: iso.resolve(text, input=...)"] if isinstance(value, str) else ()
+        )
+        got = shorten(value if isinstance(value, str) else type(value).__name__)
+        raise IsomorphError("E_ARGUMENT", f"expected a plan, got {got}", hints=hints)
+
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: contracts, nodes added, removed or changed. Empty when equal."""
         from isomorph.show.difference import plan_difference

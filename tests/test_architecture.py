@@ -28,6 +28,9 @@ MAY_IMPORT = {
     "serialization": {"operators", "resolver", "plan"},
     "weights": {"plan", "operators", "serialization", "resolver"},
     "backends": {"plan", "operators", "weights", "resolver", "training", "torch", "reference"},
+    "nnx": {"backends", "weights", "plan"},
+    "linen": {"backends", "weights", "plan"},
+    "flax": {"backends", "weights", "plan", "operators", "resolver"},
     "torch": {"backends", "weights", "plan"},
     "reference": {"backends", "weights", "plan"},
     "show": {"plan", "operators", "resolver", "backends", "weights", "testing", "reference", "torch"},
@@ -92,7 +95,10 @@ def test_imports_point_one_way(path: Path) -> None:
         if part in STANDARD_ONLY and parts[0] != "isomorph":
             assert parts[0] in sys.stdlib_module_names, f"{path}:{line} imports {module}"
         if parts[0] in FRAMEWORKS - {"numpy"}:
-            assert part == "backends", f"{path}:{line}: only backends name a framework, imports {module}"
+            # The plain Flax blocks are Flax by definition.
+            assert part in ("backends", "flax"), (
+                f"{path}:{line}: only backends name a framework, imports {module}"
+            )
 
 
 def loaded_after(statement: str) -> set[str]:

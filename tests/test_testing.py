@@ -10,7 +10,7 @@ from isomorph import testing
 from isomorph.backends.available import REQUIRES, available, load
 from isomorph.operators import registry
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 BLOCK = iso.resolve("transformer_block(2, layer_scale=True)", input=("B", 5, 8))
 
 
@@ -79,6 +79,180 @@ def test_a_lost_mask_shows():
     outputs, gradients = failing(plan, Altered(inputs=lambda i: i | {"m": np.ones_like(i["m"])}))
     assert outputs
     assert gradients
+
+
+def test_a_lost_key_bias_shows_where_it_matters():
+    """Without rotary positions it adds one number to all scores of a query, which softmax takes away again."""
+    for definition, matters in (("attention(2)", False), ("attention(2, rope=True)", True)):
+        plan = iso.resolve(definition, input=("B", 5, 8))
+        outputs, _ = failing(plan, Altered(lambda w: w | {"n0.k_proj.bias": w["n0.k_proj.bias"] * 0}))
+        assert bool(outputs) is matters
+
+
+# -- faults in a backend's own functions -------------------------------------------------------------
+
+REACH = "attention(2, causal=True, window_size=2, bias=False)"
+MASKED = 'x = input("B", 5, 8)\nm = input("B", 5, dtype="bool")\nattention(2, mask=m)'
+
+
+def other_arguments(**changed):
+    """A function that calls the real one with other keyword arguments."""
+    return lambda real: lambda *args, **kwargs: real(*args, **(kwargs | changed))
+
+
+def wrong_scale(real):
+    """Scores divided by the head's width instead of its root."""
+    return lambda q, k, v, mask=None, **options: real(q * q.shape[-1] ** -0.5, k, v, mask, **options)
+
+
+def inverted_mask(real):
+    return lambda q, k, v, mask=None, **options: real(q, k, v, None if mask is None else ~mask, **options)
+
+
+def no_mask(real):
+    return lambda q, k, v, mask=None, **options: real(q, k, v, None, **options)
+
+
+def turned_back(real):
+    def tables(*args):
+        cos, sin = real(*args)
+        return cos, -sin
+
+    return tables
+
+
+def interleaved(real):
+    """Queries' heads in turn, h % K, instead of one after the other, h // (H / K)."""
+
+    def attention(q, k, v, mask=None, **options):
+        H, K = q.shape[1], k.shape[1]
+        order = [h % K for h in range(H)]
+        return real(q, k[:, order], v[:, order], mask, **options)
+
+    return attention
+
+
+FAULTS = [
+    ("attention", wrong_scale, "attention(2)"),
+    ("attention", other_arguments(causal=False), "attention(2, causal=True)"),
+    ("attention", other_arguments(causal=True), "attention(2)"),
+    ("attention", other_arguments(window=3), REACH),
+    ("attention", other_arguments(softcap=0.0), "attention(2, logit_softcap=2.0)"),
+    ("attention", interleaved, "attention(4, kv_heads=2)"),
+    ("attention", no_mask, MASKED),
+    ("attention", inverted_mask, MASKED),
+    ("cos_sin", turned_back, "attention(2, rope=True)"),
+    ("cos_sin", turned_back, "sinusoidal_pos_embed()"),
+    ("rms_norm", other_arguments(eps=1e-5), "rms_norm()"),
+    ("rms_norm", other_arguments(offset=0.0), "rms_norm(zero_centered=True)"),
+    ("l2_normalize", other_arguments(eps=1e-5), 'attention(2, qk_norm="l2_norm")'),
+    ("gelu", lambda real: lambda x, approximate="none": real(x, "tanh"), "gelu()"),
+    ("gelu", lambda real: lambda x, approximate="none": real(x, "tanh"), "transformer_block(2)"),
+    ("gelu", lambda real: lambda x, approximate="none": real(x), 'gelu(approximate="tanh")'),
+    ("silu", lambda real: lambda x: x * (1.702 * x).sigmoid(), "silu()"),
+    ("quick_gelu", lambda real: lambda x: x * (1.7 * x).sigmoid(), "quick_gelu()"),
+    ("concatenate", lambda real: lambda tensors, axis: real(tensors[::-1], axis), "cls_token()"),
+    ("permute", lambda real: lambda x, axes: x if axes == (0, 2, 3, 1) else real(x, axes), "patch_embed(4, 1)"),
+    ("mean", lambda real: lambda x, axis, keepdim=False: real(x, axis, keepdim) * 0.999, "pool_tokens()"),
+]  # fmt: skip
+ROUNDED = ("rms_norm", "l2_normalize", "gelu")
+"""What float32 may hide: there the comparison in float64 has to see it."""
+
+
+def resolved(definition):
+    """A plan of the definition, on an input that suits it."""
+    shape = ("B", 3, 2, 3) if "patch" in definition else ("B", 5, 8)
+    return iso.resolve(definition, input=None if "input(" in definition else shape)
+
+
+def disagreements(plan, dtype):
+    """Quantities outside their bounds in the torch backend as it is now."""
+    compared = testing.compare_outputs(plan, {"torch": load("torch")}, dtype=dtype)
+    return [c.quantity for c in compared if not c.agrees]
+
+
+@pytest.mark.parametrize(("primitive", "fault", "definition"), FAULTS)
+def test_a_faulty_primitive_shows(monkeypatch, primitive, fault, definition):
+    from isomorph.backends.torch import primitives
+
+    plan = resolved(definition)
+    assert disagreements(plan, "float64") == disagreements(plan, "float32") == []
+    monkeypatch.setattr(primitives, primitive, fault(getattr(primitives, primitive)))
+    assert disagreements(plan, "float64")
+    assert disagreements(plan, "float32") or primitive in ROUNDED
+
+
+# -- faults in a backend's modules -------------------------------------------------------------------
+
+
+class Nothing(torch.nn.Module):
+    """In the place of a branch that was lost."""
+
+    def forward(self, x, *rest):
+        return torch.zeros_like(x)
+
+
+def replaced(path, part):
+    return lambda model: model.set_submodule(f"n0.{path}", part)
+
+
+def setting(path, name, value):
+    return lambda model: setattr(model.get_submodule(f"n0.{path}"), name, value)
+
+
+def swapped(one, other):
+    def mutate(model):
+        first, second = (model.get_submodule(f"n0.{path}") for path in (one, other))
+        model.set_submodule(f"n0.{one}", second)
+        model.set_submodule(f"n0.{other}", first)
+
+    return mutate
+
+
+MUTATIONS = {
+    "no attention": replaced("attn", Nothing()),
+    "no feed-forward": replaced("ffn", Nothing()),
+    "no norm1": replaced("norm1", torch.nn.Identity()),
+    "no norm2": replaced("norm2", torch.nn.Identity()),
+    **{f"no bias in {path}": setting(path, "bias", None)
+       for path in ("attn.q_proj", "attn.v_proj", "attn.o_proj", "ffn.up", "ffn.down", "norm1", "norm2")},
+    **{f"no gain in {path}": setting(path, "weight", None) for path in ("norm1", "norm2")},
+    **{f"{one} and {other} swapped": swapped(one, other) for one, other in (
+        ("attn.q_proj", "attn.v_proj"), ("attn.v_proj", "attn.o_proj"), ("attn.q_proj", "attn.k_proj"),
+        ("norm1", "norm2"))},
+    "another epsilon in norm1": setting("norm1", "eps", 1e-6),
+    "another epsilon in norm2": setting("norm2", "eps", 1e-6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_faulty_module_shows(monkeypatch, mutation):
+    from isomorph.backends.torch import harness
+
+    real = harness.build
+
+    def build(plan, weights):
+        model = real(plan, weights)
+        MUTATIONS[mutation](model)
+        return model
+
+    monkeypatch.setattr(harness, "build", build)
+    assert disagreements(BLOCK, "float64")
+    assert disagreements(BLOCK, "float32") or "epsilon" in mutation
+
+
+def test_check_operator_compares_in_float64_too():
+    """A fault that float32 hides: the norm's epsilon in one backend."""
+
+    def forward(self, m, F, x):
+        return F.layer_norm(x, None, None, eps=1e-5 if "reference" in F.__name__ else 9e-6)
+
+    with pytest.raises(iso.IsomorphError) as caught:
+        testing.check_operator(
+            declare(forward=forward, examples=(iso.Example("One.", "harness_test_double()", ("B", 64)),))
+        )
+    assert [h for h in caught.value.hints if h.startswith("example 1, torch, output at B=2 in float64: ")]
+    assert not [hint for hint in caught.value.hints if "output at B=2:" in hint]
 
 
 def test_nan_and_a_wrong_shape_agree_with_nothing():

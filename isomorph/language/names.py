@@ -76,6 +76,8 @@ def check_tensor_name(name: str, is_operator: IsOperator | None = None) -> None:
         why = "`_` is the loop variable and holds no tensor"
     elif name in ("input", "output"):
         why = f"`{name}` declares a contract and cannot name a tensor"
+    elif name == "self":
+        why = "'self' is the model itself where it is called, and cannot name a tensor"
     elif name in SCHEMES:
         why = f"{name!r} is an initialiser and cannot name a tensor"
     elif is_operator is not None and is_operator(name):

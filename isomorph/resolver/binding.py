@@ -43,12 +43,13 @@ def named_arguments(draft: Draft) -> dict[str, Any]:
     else:
         if len(call.arguments) > len(positional):
             takes = ", ".join(spec.name for spec in positional) or "none"
+            others = [name for name, spec in operator.arguments.items() if spec not in positional]
             raise IsomorphError(
                 "E_ARGUMENT",
                 f"{operator.name} takes {len(positional)} positional argument"
                 f"{'s' * (len(positional) != 1)} ({takes}), got {len(call.arguments)}",
                 draft.locate(len(positional)),
-                ["give the others by keyword: " + ", ".join(operator.arguments)],
+                ["give the others by keyword: " + ", ".join(others)] if others else (),
             )
         named.update(zip((spec.name for spec in positional), call.arguments, strict=False))
     for name, value in call.keywords.items():
@@ -163,7 +164,11 @@ def check_port_dtype(resolution: Resolution, draft: Draft, port: Any, value: int
     hint = {
         "int64": 'declare the input as integers: input(..., dtype="int64")',
         "bool": 'declare the input as booleans: input(..., dtype="bool")',
-    }.get(expected, "integers become features through embedding(...)" if "int" in dtype else "")
+    }.get(expected, "")
+    if not hint and "int" in dtype:
+        hint = "integers become features through embedding(...)"
+    elif not hint and "float" in dtype:
+        hint = f'declare the input as {expected}, or resolve with dtype="{dtype}"'
     raise IsomorphError(
         "E_DTYPE",
         f"{draft.operator.name}: input {port.name} must be {expected}, {story.source_of(resolution, value)} is {dtype}",

@@ -248,6 +248,12 @@ def _trainable(draft: Draft, operator: Operator) -> dict[str, bool]:
                 "E_ARGUMENT", f"trainable of {path} must be True or False, got {shorten(flag)}",
                 draft.locate("trainable"),
             )  # fmt: skip
+        if path in (draft.call.tie or {}):
+            raise IsomorphError(
+                "E_ARGUMENT",
+                f"trainable of {path}: it is tied to {(draft.call.tie or {})[path]}, which says whether it is trained",
+                draft.locate("trainable"),
+            )
     return dict(written)
 
 

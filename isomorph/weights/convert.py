@@ -32,7 +32,7 @@ def owned_weights(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
             f"weights must be a mapping from parameter path to array, got {shorten(type(weights).__name__)}",
         )
     arrays = {
-        p: v if hasattr(v, "shape") and hasattr(v, "dtype") else np.asarray(v) for p, v in weights.items()
+        p: v if hasattr(v, "shape") and hasattr(v, "dtype") else to_array(p, v) for p, v in weights.items()
     }
     found = merge_ties(plan, arrays)
     try:
@@ -45,6 +45,18 @@ def owned_weights(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
         raise IsomorphError(error.code, error.message, hints=[*error.hints, hint]) from None
     _check_floating(plan, found)
     return {parameter.path: found[parameter.path] for parameter in plan.parameters}
+
+
+def to_array(path: str, value: Any) -> np.ndarray:
+    """What NumPy makes of a value; E_WEIGHTS when it can make no array of it."""
+    try:
+        return np.asarray(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise IsomorphError(
+            "E_WEIGHTS",
+            f"{path}: NumPy cannot read this {type(value).__name__}: {shorten(str(error), 160)}",
+            hints=["a backend's weights(model) gives arrays"],
+        ) from error
 
 
 def merge_ties(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
 from isomorph.weights.atomic import atomic_write
-from isomorph.weights.convert import owned_weights
+from isomorph.weights.convert import owned_weights, to_array
 
 CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The format's names of the dtypes that a plan may have."""
@@ -90,7 +90,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, np.ndarray]]:
 
 
 def _prepared(plan: Plan, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    arrays = {path: np.asarray(array) for path, array in owned_weights(plan, weights).items()}
+    Plan.expect(plan)
+    arrays = {path: to_array(path, array) for path, array in owned_weights(plan, weights).items()}
     wrong = {path: array.dtype.name for path, array in arrays.items() if array.dtype.name != plan.dtype}
     if wrong:
         raise IsomorphError(

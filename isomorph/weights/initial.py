@@ -57,6 +57,7 @@ def initial_weights(plan: Plan, seed: int = 0) -> dict[str, np.ndarray]:
         IsomorphError: E_ARGUMENT for a seed that is no integer or is negative, or for a scheme that needs
             more axes than its parameter has.
     """
+    Plan.expect(plan)
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise IsomorphError("E_ARGUMENT", f"seed must be an int >= 0, got {shorten(seed)}")
     parameters = plan.parameters

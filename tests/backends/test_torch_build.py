@@ -44,21 +44,6 @@ def error_of(function, *arguments, **keywords):
 # -- names and parts -------------------------------------------------------------------------------
 
 
-def test_state_dict_keys_are_the_documents():
-    model = build(iso.resolve("transformer_block(4)", input=("B", 8, 32)))
-    assert {path: tuple(tensor.shape) for path, tensor in model.state_dict().items()} == {
-        "n0.norm1.weight": (32,), "n0.norm1.bias": (32,),
-        "n0.attn.q_proj.weight": (32, 32), "n0.attn.q_proj.bias": (32,),
-        "n0.attn.k_proj.weight": (32, 32), "n0.attn.k_proj.bias": (32,),
-        "n0.attn.v_proj.weight": (32, 32), "n0.attn.v_proj.bias": (32,),
-        "n0.attn.o_proj.weight": (32, 32), "n0.attn.o_proj.bias": (32,),
-        "n0.norm2.weight": (32,), "n0.norm2.bias": (32,),
-        "n0.ffn.up.weight": (128, 32), "n0.ffn.up.bias": (128,),
-        "n0.ffn.down.weight": (32, 128), "n0.ffn.down.bias": (32,),
-    }  # fmt: skip
-    assert list(model.state_dict()) == [parameter.path for parameter in model.plan.parameters]
-
-
 def test_layer_scale_and_rms_norm_change_the_keys():
     scaled = build(iso.resolve("transformer_block(4, layer_scale=True)", input=("B", 8, 32)))
     plain = build(iso.resolve('transformer_block(4, norm="rms_norm")', input=("B", 8, 32)))

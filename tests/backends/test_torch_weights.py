@@ -148,3 +148,36 @@ def test_what_is_no_network_of_ours():
     assert error_of(load_weights, build(plan()), whole).startswith(
         "E_WEIGHTS: 4 of the weights are not floating-point numbers\n  n0.weight: expected float32, got int64"
     )
+
+
+def test_weights_of_a_parametrized_or_pruned_layer_are_what_it_computes_with():
+    from torch.nn.utils import parametrize, prune
+
+    class Double(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    model = build(
+        plan(), {path: np.ones(array.shape, "float32") for path, array in weights(build(plan())).items()}
+    )
+    parametrize.register_parametrization(model.n0, "weight", Double())
+    prune.l1_unstructured(model.n1, "bias", amount=1)
+    found = weights(model)
+    assert found["n0.weight"].tolist() == [[2.0, 2.0]] * 3
+    assert sorted(found["n1.bias"].tolist()) == [0.0, 1.0, 1.0]
+    x = np.array([[1.0, 2.0]])
+    np.testing.assert_allclose(
+        model(torch.from_numpy(x).float()).detach().numpy(), iso.reference.build(plan(), found)(x), atol=1e-6
+    )
+
+
+def test_tensors_that_numpy_cannot_read(tmp_path):
+    for model in (build(plan()), build(plan("bfloat16"))):
+        given = dict(model.named_parameters()) if model.plan.dtype == "float32" else model.state_dict()
+        for message in (
+            error_of(iso.reference.build, model.plan, given),
+            error_of(iso.save, tmp_path / "model", model.plan, given),
+        ):
+            assert message.startswith("E_WEIGHTS: n0.weight: NumPy cannot read this ")
+            assert message.endswith("\n  a backend's weights(model) gives arrays")
+        iso.save(tmp_path / "model", model.plan, weights(model))  # as it says

@@ -14,7 +14,7 @@ from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.backends.reference.layers import to_float64
 from isomorph.plan import Plan
 from isomorph.primitives import Primitives
-from isomorph.weights.check import check_weights
+from isomorph.weights.convert import owned_weights, to_array
 
 Array = NDArray[Any]
 
@@ -33,20 +33,23 @@ class ReferenceNetwork:
 
     Args:
         plan: the network.
-        weights: arrays by parameter path; copied, so later changes to them do not matter.
+        weights: arrays by parameter path, a tied one under either path or both; copied, so later changes
+            to them do not matter.
         primitives: the primitives to compute with, NumPy's unless someone wants to look on.
 
     Raises:
-        IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry.
+        IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry; E_ARGUMENT when
+            ``plan`` is no plan or ``weights`` no mapping.
     """
 
     def __init__(
         self, plan: Plan, weights: Mapping[str, Any], primitives: Primitives = numpy_primitives
     ) -> None:
-        check_weights(plan, {path: np.shape(array) for path, array in weights.items()})
-        self.plan = plan
+        self.plan = Plan.expect(plan)
         self.contracts = InputContracts(plan, _KindByName())
-        parameters = with_ties(plan, {path: to_float64(array) for path, array in weights.items()})
+        if isinstance(weights, Mapping):
+            weights = {path: _numbers(to_array(path, value)) for path, value in weights.items()}
+        parameters = with_ties(plan, owned_weights(plan, weights))
         self._holders = [Holder(node.operator, primitives, parameters, node.name) for node in plan.nodes]
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
@@ -70,6 +73,11 @@ class ReferenceNetwork:
         with np.errstate(all="ignore"):  # NaN and infinity pass through silently, as they do elsewhere
             outputs = evaluate(self.plan, self._holders, ready, observe)
         return {name: np.array(array) for name, array in outputs.items()}  # owned by the caller
+
+
+def _numbers(array: Array) -> Array:
+    """A float64 copy; what holds no numbers stays as it is, to be refused by name."""
+    return to_float64(array) if array.dtype.name in DTYPE_KINDS else array
 
 
 def build(plan: Plan, weights: Mapping[str, Any]) -> ReferenceNetwork:

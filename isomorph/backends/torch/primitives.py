@@ -127,7 +127,7 @@ def _fused_attention(
     T, S = q.shape[-2], k.shape[-2]
     options: dict[str, Any] = {
         "dropout_p": _drop_probability(dropout),
-        "enable_gqa": bool(q.shape[1] != k.shape[1]),  # torch.jit.trace makes tensors of sizes
+        "enable_gqa": q.shape[1] != k.shape[1],
     }
     # The kernels' causal flag aligns the diagonal top-left, so it only means ours when T = S.
     if mask is None and not window and (not causal or T == S):

@@ -11,7 +11,7 @@ from torch import nn
 
 from isomorph.backends.torch.build import Network
 from isomorph.errors import IsomorphError, shorten
-from isomorph.weights.convert import owned_weights
+from isomorph.weights.convert import merge_ties, owned_weights
 
 
 def weights(model: nn.Module) -> dict[str, np.ndarray]:
@@ -25,10 +25,14 @@ def weights(model: nn.Module) -> dict[str, np.ndarray]:
         Arrays of the model's current dtype (bfloat16 as ``ml_dtypes.bfloat16``), in the plan's order.
 
     Raises:
-        IsomorphError: E_ARGUMENT when it is no such network.
+        IsomorphError: E_ARGUMENT when it is no such network; E_WEIGHTS when two tied paths hold different
+            values, which takes a module around the network that came apart on its way from the meta device.
     """
     network = unwrap(model)
-    return {p.path: to_numpy(_value(network, p.path)) for p in network.plan.parameters}
+    found = {p.path: _value(network, p.path) for p in network.plan.parameters}
+    apart = {path: _value(network, path) for path, _ in _untied(network)}
+    merge_ties(network.plan, {**found, **apart})
+    return {path: to_numpy(value) for path, value in found.items()}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -66,6 +70,17 @@ def fill(network: Network, fitting: dict[str, Any]) -> None:
     with torch.no_grad():
         for path in list(fitting):
             network.get_parameter(path).copy_(to_tensor(fitting.pop(path)))
+        for path, owner in _untied(network):
+            network.get_parameter(path).copy_(network.get_parameter(owner))
+
+
+def _untied(network: Network) -> list[tuple[str, str]]:
+    """Tied paths, each with its owner, that do not hold the same object.
+
+    ``to_empty`` on a module around the network makes two parameters of one.
+    """
+    ties = network.plan.ties.items()
+    return [(path, owner) for path, owner in ties if _value(network, path) is not _value(network, owner)]
 
 
 def unwrap(model: nn.Module) -> Network:
