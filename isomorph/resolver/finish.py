@@ -44,13 +44,13 @@ def settle(resolution: Resolution, shape: OpenShape) -> None:
 
 def finish(resolution: Resolution, outputs: list[tuple[str, int]], definition: Callable[..., str]) -> Plan:
     """Everything is solved: check what only a whole plan can break and build it."""
-    _close_shapes(resolution)
+    shapes = _closed_shapes(resolution)
     _check_reachable(resolution, outputs)
-    nodes = _nodes(resolution)
+    nodes = _nodes(resolution, shapes)
     _check_ties(resolution, nodes)
     plan = Plan(
         dtype=resolution.dtype,
-        values=_values(resolution, nodes),
+        values=_values(resolution, nodes, shapes),
         inputs=tuple((one.name, i) for i, one in enumerate(resolution.input_contracts)),
         outputs=tuple(outputs),
         nodes=nodes,
@@ -82,11 +82,12 @@ def _written(shape: tuple[Any, ...]) -> tuple[int | str, ...]:
     return tuple(size if type(size) is int else repr(size) for size in shape)
 
 
-def _close_shapes(resolution: Resolution) -> None:
+def _closed_shapes(resolution: Resolution) -> list[tuple[Any, ...]]:
+    """Every tensor's shape with the unknowns put in; the open ones stay, for the story of an error."""
     solver = resolution.solver
-    shapes = resolution.shapes
     known: dict[Any, tuple[Any, ...]] = {}
-    for value, shape in enumerate(shapes):
+    found = []
+    for shape in resolution.shapes:
         if type(shape) is OpenShape:
             shape = shape.closed or ()
         if solver.unknowns:
@@ -94,7 +95,8 @@ def _close_shapes(resolution: Resolution) -> None:
             if closed is None:
                 closed = known[shape] = solver.values(shape)
             shape = closed
-        shapes[value] = shape
+        found.append(shape)
+    return found
 
 
 def _check_reachable(resolution: Resolution, outputs: list[tuple[str, int]]) -> None:
@@ -121,11 +123,10 @@ def _check_reachable(resolution: Resolution, outputs: list[tuple[str, int]]) -> 
             )  # fmt: skip
 
 
-def _instance(resolution: Resolution, draft: Draft) -> Operator:
+def _instance(resolution: Resolution, draft: Draft, shapes: list[Any]) -> Operator:
     """The operator of a draft with every size known; a symbol may size nothing."""
     arguments = draft.arguments
     if draft.operator.settle is not None:
-        shapes = resolution.shapes
         arguments = draft.operator.settle(
             arguments,
             [shapes[value] for _, value in draft.inputs],
@@ -141,11 +142,11 @@ def _instance(resolution: Resolution, draft: Draft) -> Operator:
     return draft.operator.bind(arguments, sizes)
 
 
-def _nodes(resolution: Resolution) -> tuple[Node, ...]:
+def _nodes(resolution: Resolution, shapes: list[Any]) -> tuple[Node, ...]:
     nodes = []
     for draft in resolution.drafts:
         call = draft.call
-        operator = _instance(resolution, draft)
+        operator = _instance(resolution, draft, shapes)
         init, trainable, tie = _EMPTY, _EMPTY, _EMPTY
         if call.init is not None or call.trainable is not None or call.tie is not None:
             init, trainable, tie = _init(draft, operator), _trainable(draft, operator), _tie(draft, operator)
@@ -156,18 +157,18 @@ def _nodes(resolution: Resolution) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def _values(resolution: Resolution, nodes: tuple[Node, ...]) -> tuple[Value, ...]:
+def _values(resolution: Resolution, nodes: tuple[Node, ...], shapes: list[Any]) -> tuple[Value, ...]:
     found = []
     for value, (call, output) in enumerate(resolution.producers):
         if call < 0:
             name = resolution.input_contracts[output].name
             source = name if resolution.named_inputs else "input"
-            found.append(Value(source, resolution.shapes[value], resolution.dtypes[value], -1, name))
+            found.append(Value(source, shapes[value], resolution.dtypes[value], -1, name))
         else:
             ports = nodes[call].operator.signature.outputs
             port = ports[output].name
             source = f"{nodes[call].name}.{port}" if len(ports) > 1 else nodes[call].name
-            found.append(Value(source, resolution.shapes[value], resolution.dtype, call, port))
+            found.append(Value(source, shapes[value], resolution.dtype, call, port))
     return tuple(found)
 
 

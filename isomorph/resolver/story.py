@@ -172,16 +172,9 @@ def _decider(
             names = _expanded(source.axes, len(held)) if held is not None else ()
             if variable in names:
                 return value, names.index(variable) - len(names)
-    dim = (
-        resolution.solver.bound
-        and shape is not None
-        and draft.sizes.get(port.axes[axis] if "..." not in port.axes else "")
-    )
-    if isinstance(dim, Affine):
-        cause = _cause(resolution, dim)
-        if cause:
-            return f"{draft.name} ({operator.name}){_line_of(draft)}, {cause}"
-    return f"{draft.name} ({operator.name}){_line_of(draft)}"
+    here = f"{draft.name} ({operator.name}){_line_of(draft)}"
+    cause = _cause(resolution, shape[axis]) if shape is not None else ""
+    return f"{here}, {cause}" if cause else here
 
 
 def _expanded(axes: tuple[str, ...], rank: int) -> list[str]:
@@ -193,17 +186,25 @@ def _expanded(axes: tuple[str, ...], rank: int) -> list[str]:
     return [*axes[:i], *middle, *axes[i + 1 :]]
 
 
-def _cause(resolution: Resolution, dim: Affine) -> str:
+def _cause(resolution: Resolution, dim: Any) -> str:
     """Which call or contract made an unknown what it is."""
-    for variable, _ in dim.terms:
-        if type(variable) is Unknown and variable in resolution.solver.causes:
-            cause = resolution.solver.causes[variable]
-            if cause >= len(resolution.drafts):
-                return "required by the output contract"
-            if cause != variable.owner:
-                draft = resolution.drafts[cause]
-                return f"required by {draft.name} ({draft.operator.name}){_line_of(draft)}"
-    return ""
+    bound, causes = resolution.solver.bound, resolution.solver.causes
+    variable = _open_variable(dim)
+    while variable is not None and (following := _open_variable(bound.get(variable))) is not None:
+        variable = following
+    cause = causes.get(variable) if variable is not None else None
+    if cause is None or variable is None or cause == variable.owner:
+        return ""
+    if cause >= len(resolution.drafts):
+        return "as the output contract requires"
+    draft = resolution.drafts[cause]
+    return f"as {draft.name} ({draft.operator.name}){_line_of(draft)} requires"
+
+
+def _open_variable(dim: Any) -> Unknown | None:
+    if not isinstance(dim, Affine):
+        return None
+    return next((variable for variable, _ in dim.terms if isinstance(variable, Unknown)), None)
 
 
 # -- the errors ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_leaves_are_the_frameworks_own_layers():
     assert type(drop) is nn.Dropout
     assert drop.p == 0.25
     convolution = layer(PatchEmbed.of(C=3, D=8, patch_size=2, dim=8)).proj
-    assert type(convolution) is nn.Conv2d
+    assert isinstance(convolution, nn.Conv2d)
     assert (convolution.in_channels, convolution.out_channels) == (3, 8)
     assert (convolution.kernel_size, convolution.stride) == ((2, 2), (2, 2))
 

@@ -205,6 +205,26 @@ def test_the_width_behind_a_conflict_is_named() -> None:
     )
 
 
+def test_the_story_of_a_size_that_came_from_below() -> None:
+    text = "linear()\nrelu()\ntransformer_block(5)\nlinear(3, in_features=12)"
+    assert error(text, input=("B", 8, 32)) == (
+        "E_CONSTRAINT: heads=5 does not divide the model width D=12\n"
+        "  <definition>:3:19\n"
+        "  3 | transformer_block(5)\n"
+        "    |                   ^\n"
+        "  D=12 comes from n0 (linear) (line 1), as n3 (linear) (line 4) requires\n"
+        "  heads that divide 12: 1, 2, 3, 4, 6, 12"
+    )
+    assert error("linear()\ntransformer_block(5)", input=("B", 8, 32), output=("B", 8, 12)) == (
+        "E_CONSTRAINT: heads=5 does not divide the model width D=12\n"
+        "  <definition>:2:19\n"
+        "  2 | transformer_block(5)\n"
+        "    |                   ^\n"
+        "  D=12 comes from n0 (linear) (line 1), as the output contract requires\n"
+        "  heads that divide 12: 1, 2, 3, 4, 6, 12"
+    )
+
+
 def test_contradiction_with_the_output() -> None:
     assert error("linear(5)", input=("B", "T", 8), output=("B", "T", 6)) == (
         "E_CONSTRAINT: the output is [B, T, 5], the contract says [B, T, 6]\n"

@@ -50,6 +50,13 @@ class Embedding(nn.Embedding):
         return primitives.embedding(input, self.weight)
 
 
+class Conv2d(nn.Conv2d):
+    """``torch.nn.Conv2d`` computed by the primitive, which multiplies patches in full precision."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return primitives.conv2d(input, self.weight, self.bias, stride=self.stride[0])
+
+
 def layer(operator: Operator) -> nn.Module:
     """The module of an operator, with uninitialised parameters on the ``meta`` device.
 
@@ -79,7 +86,7 @@ def _dropout(operator: Any) -> nn.Module:
 
 def _conv2d(operator: Any) -> nn.Module:
     sizes = operator.sizes
-    return nn.Conv2d(sizes["C"], sizes["D"], operator.kernel_size, operator.stride, device="meta")
+    return Conv2d(sizes["C"], sizes["D"], operator.kernel_size, operator.stride, device="meta")
 
 
 LEAVES: dict[str, Callable[[Any], nn.Module]] = {

@@ -29,7 +29,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1) -> Tensor:
-    return functional.conv2d(x, weight, bias, stride=stride)
+    """Patches that do not overlap are multiplied as rows of a matrix.
+
+    That product obeys ``torch.set_float32_matmul_precision``, so float32 means float32 on a GPU too;
+    convolutions there round to TF32 unless a global flag says otherwise.
+    """
+    B, C, H, W = x.shape
+    D, p = weight.shape[0], stride
+    if weight.shape[2:] != (p, p) or H % p or W % p:
+        return functional.conv2d(x, weight, bias, stride=stride)
+    patches = x.reshape(B, C, H // p, p, W // p, p).permute(0, 2, 4, 1, 3, 5)  # (B, H/p, W/p, C, p, p)
+    out = functional.linear(patches.reshape(B, H // p, W // p, C * p * p), weight.reshape(D, -1), bias)
+    return out.permute(0, 3, 1, 2)  # (B, D, H/p, W/p)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
