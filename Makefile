@@ -13,7 +13,7 @@ SETTINGS := pyproject.toml constraints.txt
 
 demo: $(VENV)/.demo
 	$(BIN)/isomorph show examples/digits_vit.net
-	$(BIN)/isomorph train examples/digits_vit.net --data digits --out runs/digits --threads 1 --force
+	$(BIN)/isomorph train examples/digits_vit.net --data digits --backend nnx --out runs/digits --threads 1 --force
 	$(BIN)/isomorph verify runs/digits/model.safetensors
 
 test: $(VENV)/.test
@@ -36,7 +36,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(SETTINGS) | $(BIN)/python
-	$(PIP) --editable '.[torch,train]'
+	$(PIP) --editable '.[flax,train]'
 	touch $@
 
 $(VENV)/.test: $(SETTINGS) | $(BIN)/python

@@ -172,7 +172,7 @@ def train(
     checkpoint_every: Annotated[int | None, typer.Option("--checkpoint-every", help="Steps [250].")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of weights, order and dropout [0].")] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", help="torch or nnx [torch where it is installed].")
+        str | None, typer.Option("--backend", help="torch or nnx; torch where it is installed.")
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="As in cpu, cuda:0 [cpu].")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="On the CPU; 0: its choice [0].")] = None,
@@ -201,6 +201,25 @@ def train(
     }  # fmt: skip
     contracts = (input, output, dtype, input_dtype)
     run(file, contracts, settings, out, resume=resume, force=force, json=json, quiet=quiet)
+
+
+@app.command()
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or a run's directory.")],
+    to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help="torch, nnx or linen.")],
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="MODEL.FRAMEWORK.safetensors if omitted.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model's weights as one framework's users load them.
+
+    A PyTorch state dictionary, or a flattened Flax tree; safetensors either way.
+    """
+    from isomorph.cli.convert import run
+
+    run(model, to, out, json=json, quiet=quiet)
 
 
 @app.command()

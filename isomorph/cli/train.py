@@ -17,6 +17,7 @@ from isomorph.errors import IsomorphError
 from isomorph.training.checkpoint import settings_of
 from isomorph.training.config import TrainingConfig
 from isomorph.training.loop import Outcome, Reporter, Silence, train
+from isomorph.training.trainer import default_backend
 
 INTERRUPTED = 130
 
@@ -70,9 +71,15 @@ def run(
 
 
 def configuration(settings: Mapping[str, Any], directory: Path, resume: bool) -> TrainingConfig:
-    """The settings given, over those that a resumed run began with, over the defaults."""
+    """The settings given, over those that a resumed run began with, over the defaults.
+
+    The default backend is the preferred one of those installed: see ``default_backend``.
+    """
     given = {name: value for name, value in settings.items() if value is not None}
-    return TrainingConfig.from_dict({**(settings_of(directory) if resume else {}), **given})
+    chosen = {**(settings_of(directory) if resume else {}), **given}
+    if "backend" not in chosen:
+        chosen["backend"] = default_backend()
+    return TrainingConfig.from_dict(chosen)
 
 
 def closing(outcome: Outcome) -> str:

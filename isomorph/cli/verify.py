@@ -66,8 +66,7 @@ def print_table(found: Verification, weights: str) -> None:
         title=f"{found.dtype} against the float64 reference ({weights}{sizes})",
         title_justify="left",
         title_style="bold",
-        caption=f"ratio = difference / bound, 1 at most.  ulps of the largest value.  "
-        f"The reference took {seconds(found.reference_seconds)}.",
+        caption=_caption(found),
         caption_justify="left",
     )
     for name in ("backend", "quantity"):
@@ -81,6 +80,18 @@ def print_table(found: Verification, weights: str) -> None:
     if not console.is_terminal:
         console = Console(width=140)  # nothing is cut off in a file
     console.print(table)
+
+
+def _caption(found: Verification) -> str:
+    """What the columns mean, and what the rows were compared with."""
+    sentences = [
+        "ratio = difference / bound, 1 at most.",
+        "ulps of the largest value.",
+        f"The reference took {seconds(found.reference_seconds)}.",
+    ]
+    if found.differentiator is not None:
+        sentences.append(f"Gradients against {found.differentiator}'s in float64.")
+    return "  ".join(sentences)
 
 
 def _cells(row: Agreement) -> tuple[str, ...]:

@@ -19,6 +19,9 @@ from isomorph.weights.initial import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
+DIFFERENTIATORS = ("torch", "nnx", "linen")
+"""Backends whose derivatives in double precision serve as the true ones, the preferred one first."""
+
 
 class Agreement(NamedTuple):
     """One quantity of one backend, compared.
@@ -64,12 +67,15 @@ class Verification(NamedTuple):
         sizes: the value of every symbol.
         rows: the comparisons.
         reference_seconds: how long the reference took.
+        differentiator: the backend whose derivatives in double precision were taken for the true ones; None
+            when gradients were not compared.
     """
 
     dtype: str
     sizes: dict[str, int]
     rows: tuple[Agreement, ...]
     reference_seconds: float
+    differentiator: str | None = None
 
     @property
     def agrees(self) -> bool:
@@ -94,8 +100,8 @@ def verify(
     """Run every installed backend, forward and backward, and compare with the reference.
 
     The backends compute in float32 (a float64 plan in float64). The true outputs are the reference's; the
-    true gradients, of the sum of all outputs times random numbers, are those of the torch backend in double
-    precision. Bounds are those of :mod:`isomorph.backends.bounds`.
+    true gradients, of the sum of all outputs times random numbers, are those of the first installed backend
+    of :data:`DIFFERENTIATORS` in double precision. Bounds are those of :mod:`isomorph.backends.bounds`.
 
     Args:
         plan: the network.
@@ -113,7 +119,7 @@ def verify(
         raise IsomorphError(
             "E_BACKEND",
             "no backend is installed that could be compared with the reference",
-            hints=['pip install "isomorph[torch]"'],
+            hints=['pip install "isomorph[torch]", or pip install "isomorph[flax]"'],
         )
     problem = _Problem(plan, weights, sizes, seed)
     progress("reference")
@@ -121,15 +127,17 @@ def verify(
     truth = numeric_bound(plan, problem.weights, problem.inputs, dtype=problem.dtype)
     reference_seconds = time.perf_counter() - begun
     problem.project(truth.outputs)
-    slopes = None
-    if "torch" in available():
+    slopes, installed = None, available()
+    differentiator = next((name for name in DIFFERENTIATORS if name in installed), None)
+    if differentiator is not None:
         progress("gradients in double precision")
-        slopes = problem.gradients(load("torch"), "float64")
+        slopes = problem.gradients(load(differentiator), "float64")
     rows: list[Agreement] = []
     for name in names:
         progress(name)
         rows += problem.compare(name, load(name), truth, slopes)
-    return Verification(problem.dtype, problem.sizes, tuple(rows), reference_seconds)
+    compared = differentiator if any(row.quantity == "gradients" for row in rows) else None
+    return Verification(problem.dtype, problem.sizes, tuple(rows), reference_seconds, compared)
 
 
 class _Problem:

@@ -32,10 +32,11 @@ class TrainingConfig:
         validation: fraction of the training examples held out to watch progress; 0 for none.
         length: tokens per example of text; 0 for the plan's own length or bound, at most 256.
         evaluate_every, checkpoint_every: in steps.
-        backend: who computes: ``torch``.
+        backend: who computes: ``torch`` or ``nnx``.
         device: where, in the backend's words.
-        threads: of the whole process on the CPU; 0 leaves the backend's own choice. Small networks gain
-            nothing from a second one, and lose much where other processes compute too.
+        threads: on the CPU: torch's of the whole process, or 1 for the products of nnx; 0 leaves the
+            backend's own choice. Small networks gain nothing from a second one, and lose much where other
+            processes compute too.
     """
 
     data: str

@@ -188,6 +188,27 @@ def check_arrays(plan: Plan, inputs: dict[str, Array], targets: Array, where: st
             raise IsomorphError("E_CONSTRAINT", f"{where}: {symbol} must be {limit}, the arrays have {size}")
 
 
+def check_ids(plan: Plan, inputs: dict[str, Array], where: str) -> None:
+    """Every id must be a row of each table that it is looked up in; E_ARGUMENT names one that is not.
+
+    Compiled code cannot tell, so it is asked before.
+    """
+    values = dict(plan.inputs)
+    for node in plan.nodes:
+        rows = [p.shape[0] for p in node.operator.all_parameters.values() if p.axes[:1] == ("vocab",)]
+        sources = {source for _, source in node.inputs}
+        for name, ids in inputs.items():
+            if not rows or values[name] not in sources or ids.dtype.kind not in "iu":
+                continue
+            wrong = ids[(ids < 0) | (ids >= min(rows))]
+            if wrong.size:
+                raise IsomorphError(
+                    "E_ARGUMENT",
+                    f"{where}: id {int(wrong.flat[0])} of the input {name} is outside the table of "
+                    f"{node.name}, which has {min(rows)} rows",
+                )
+
+
 def _misfit(where: str, name: str, shape: Any, array: Array, context: str) -> IsomorphError:
     return IsomorphError(
         "E_CONSTRAINT",

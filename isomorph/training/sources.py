@@ -12,7 +12,15 @@ import numpy as np
 from isomorph.errors import IsomorphError, did_you_mean
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.resolver.dimensions import show_shape
-from isomorph.training.data import Array, Batch, Dataset, check_arrays, check_targets, score_shape
+from isomorph.training.data import (
+    Array,
+    Batch,
+    Dataset,
+    check_arrays,
+    check_ids,
+    check_targets,
+    score_shape,
+)
 
 SPLIT_SEED = 0
 """The test split is a property of the data and not of the run, whose seed may be anything."""
@@ -153,6 +161,7 @@ def text(plan: Plan, place: str, length: int, validation: float) -> Dataset:
     content = _topics() if place == "pydoc" else read_bytes(place)
     name, dtype, T = _text_contract(plan, length)
     ids = np.frombuffer(content, dtype=np.uint8)
+    check_ids(plan, {name: ids}, f"text:{place}")
     cut = [round(len(ids) * 0.9 * (1 - validation)), round(len(ids) * 0.9)]
     splits = {"train": ids[: cut[0]], "validation": ids[cut[0] : cut[1]], "test": ids[cut[1] :]}
     if not window_count(len(splits["train"]), T):
@@ -267,6 +276,7 @@ def _examples(
         )
     targets = targets.astype(np.int64)
     check_arrays(plan, inputs, targets, where)
+    check_ids(plan, inputs, where)
     check_targets(targets, score_shape(plan)[-1], where)
     return inputs, targets
 

@@ -20,7 +20,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol, cast
 
-from isomorph.backends.available import load
+import numpy as np
+
+from isomorph.backends.available import available, load
 from isomorph.errors import IsomorphError
 from isomorph.plan import Parameter, Plan
 from isomorph.training.config import TrainingConfig
@@ -29,6 +31,8 @@ from isomorph.training.metrics import Totals
 
 WEIGHTS, FIRST, SECOND = "weights/", "first_moment/", "second_moment/"
 """Prefixes of the entries of :meth:`Trainer.state`; a parameter's path follows."""
+TRAINERS = ("torch", "nnx")
+"""The backends that train, the preferred one first."""
 
 
 class StepResult(NamedTuple):
@@ -42,7 +46,7 @@ class Trainer(Protocol):
     """A network in training. Made with ``Trainer(plan, weights, config)``."""
 
     def step(self, step: int, parts: Sequence[Batch], learning_rate: float) -> StepResult:
-        """Take step number ``step`` (from 0) on a batch given in parts.
+        """Take step number ``step`` (from 0) on a batch given in parts of equal size.
 
         The loss is the mean over all targets that are not ignored, in all parts together; without any it is
         0, with zero gradient. Dropout draws from a generator keyed by (seed, step), so it need not be saved.
@@ -79,11 +83,31 @@ def load_trainer(backend: str) -> TrainerFactory:
         IsomorphError: E_BACKEND when there is no such backend, it is not installed, or it cannot train.
     """
     load(backend)  # for its errors
-    module = f"isomorph.backends.{backend}.training"
-    if find_spec(module) is None:
-        raise IsomorphError("E_BACKEND", f"the backend {backend!r} does not train", hints=["use torch"])
-    trainer: Any = import_module(module)
+    if backend not in TRAINERS:
+        raise IsomorphError(
+            "E_BACKEND", f"the backend {backend!r} does not train", hints=[f"use {' or '.join(TRAINERS)}"]
+        )
+    if backend == "nnx" and find_spec("optax") is None:
+        raise IsomorphError(
+            "E_BACKEND",
+            "training with nnx needs optax, which is not installed",
+            hints=['pip install "isomorph[flax]"'],
+        )
+    trainer: Any = import_module(f"isomorph.backends.{backend}.training")
     return cast("TrainerFactory", trainer.Trainer)
+
+
+def default_backend() -> str:
+    """The first of :data:`TRAINERS` that is installed here; E_BACKEND when none is."""
+    installed = available()
+    for name in TRAINERS:
+        if name in installed:
+            return name
+    raise IsomorphError(
+        "E_BACKEND",
+        "training needs PyTorch or Flax, and neither is installed",
+        hints=['pip install "isomorph[torch]", or pip install "isomorph[flax]"'],
+    )
 
 
 def trained_parameters(plan: Plan) -> list[Parameter]:
@@ -101,3 +125,46 @@ def trained_parameters(plan: Plan) -> list[Parameter]:
 def is_decayed(parameter: Parameter) -> bool:
     """Whether weight decay acts on it: matrices, tables and kernels, but no biases, gains or scales."""
     return len(parameter.shape) >= 2
+
+
+def compute_dtype(plan: Plan, config: TrainingConfig) -> str:
+    """What activations are computed in: float32, float64 or bfloat16. Parameters of the last are float32.
+
+    Raises:
+        IsomorphError: E_DTYPE for a float16 plan, and for a float64 plan with the precision bf16.
+    """
+    if plan.dtype == "float16":
+        raise IsomorphError(
+            "E_DTYPE",
+            "training in float16 needs a scaled loss, which is not offered",
+            hints=["resolve the definition with bfloat16 or float32"],
+        )
+    if config.precision != "bf16":
+        return plan.dtype
+    if plan.dtype == "float64":
+        raise IsomorphError(
+            "E_DTYPE",
+            "the precision bf16 computes in bfloat16, but the definition is resolved with float64",
+            hints=["resolve the definition with float32, or leave the precision at float32"],
+        )
+    return "bfloat16"
+
+
+def step_key(seed: int, step: int, words: int = 2) -> Array:
+    """32-bit words that are different for every (seed, step), for practical purposes."""
+    return np.random.SeedSequence([seed, step]).generate_state(words, np.uint32)
+
+
+def check_state(plan: Plan, state: Mapping[str, Array]) -> None:
+    """E_CHECKPOINT unless a state has exactly the entries of the plan, listing every one that does not fit."""
+    wanted = {WEIGHTS + p.path: p.shape for p in plan.parameters}
+    for parameter in trained_parameters(plan):
+        wanted[FIRST + parameter.path] = wanted[SECOND + parameter.path] = parameter.shape
+    shapes = {name: tuple(array.shape) for name, array in state.items()}
+    if shapes != wanted:
+        names = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"the checkpoint does not fit the plan in {len(names)} entries",
+            hints=[f"{n}: expected {wanted.get(n, 'none')}, got {shapes.get(n, 'none')}" for n in names],
+        )

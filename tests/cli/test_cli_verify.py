@@ -14,8 +14,9 @@ def test_prints_a_table_and_agrees(isomorph, block):
     result = isomorph("verify", block, "--input", "B,T,32", "--backend", "torch", "--size", "T=3")
     assert result.status == 0
     assert "float32 against the float64 reference (weights drawn at order one, B=2, T=3)" in result.out
-    rows = [line for line in result.out.splitlines() if "torch" in line]
+    rows = [line for line in result.out.splitlines() if "│ torch" in line]
     assert len(rows) == 2
+    assert "Gradients against torch's in float64." in " ".join(result.out.split())
     assert " output " in rows[0]
     assert "gradients, worst: n0." in rows[1]
     assert all(row.rstrip("│ ").endswith("ok") for row in rows)

@@ -7,6 +7,7 @@ import isomorph as iso
 from isomorph.backends.torch import harness
 from isomorph.backends.trace.build import trace
 from isomorph.errors import IsomorphError
+from isomorph.show import verify as verify_module
 from isomorph.show.verify import Agreement, network_gradient_bounds, verify
 
 pytest.importorskip("torch")
@@ -104,10 +105,25 @@ def test_gradient_bounds_of_a_network_add_up_over_its_nodes():
     assert bounds == pytest.approx(expected)
 
 
+def test_without_torch_the_true_gradients_are_those_of_nnx(monkeypatch):
+    pytest.importorskip("flax")
+    installed = verify_module.available
+    plan = iso.resolve("linear(3)", input=("B", 4))
+    assert verify(plan, backends=["torch"]).differentiator == "torch"
+    monkeypatch.setattr(
+        verify_module, "available", lambda: {n: f for n, f in installed().items() if n != "torch"}
+    )
+    found = verify(plan)
+    assert found.agrees
+    assert found.differentiator == "nnx"
+    assert {row.backend for row in found.rows} == {"nnx", "linen"}
+    assert {row.quantity for row in found.rows} == {"output", "gradients"}
+
+
 def test_without_a_backend_to_compare_it_says_what_to_install():
     with pytest.raises(IsomorphError) as error:
         verify(iso.resolve("tanh()", input=("B", 3)), backends=["reference"])
     assert str(error.value) == (
         "E_BACKEND: no backend is installed that could be compared with the reference\n"
-        '  pip install "isomorph[torch]"'
+        '  pip install "isomorph[torch]", or pip install "isomorph[flax]"'
     )

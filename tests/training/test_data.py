@@ -260,6 +260,21 @@ def test_an_archive_refuses(tmp_path):
     assert told(x=np.zeros((0, 3)), y=np.zeros(0, int)) == "E_ARGUMENT: npz:data.npz: x holds no examples"
 
 
+def test_ids_outside_a_table_are_refused_before_training(tmp_path):
+    text = 'ids = input("B", "T", dtype="int64")\nembedding(9, 4, name="words")\nlinear(5)'
+    for wrong in (9, -1):
+        ids = np.array([[0, 8], [3, wrong]])
+        message = refusal(text, archive(tmp_path, x=ids, y=np.zeros((2, 2), int)))
+        assert message.replace(f"{tmp_path}/", "") == (
+            f"E_ARGUMENT: npz:data.npz: id {wrong} of the input ids is outside the table of words, which has 9 rows"
+        )
+    path = tmp_path / "text"
+    path.write_bytes(b"abc" * 200)
+    assert refusal(BYTES.replace("embedding(256, 4)", "embedding(98, 4)"), f"text:{path}") == (
+        f"E_ARGUMENT: text:{path}: id 98 of the input ids is outside the table of n0, which has 98 rows"
+    )
+
+
 def test_an_archive_is_never_unpickled(tmp_path):
     class Trap:
         def __reduce__(self):

@@ -17,7 +17,17 @@ from isomorph.plan import Plan
 from isomorph.training.config import TrainingConfig
 from isomorph.training.data import IGNORED, Batch
 from isomorph.training.metrics import Totals
-from isomorph.training.trainer import FIRST, SECOND, WEIGHTS, StepResult, is_decayed, trained_parameters
+from isomorph.training.trainer import (
+    FIRST,
+    SECOND,
+    WEIGHTS,
+    StepResult,
+    check_state,
+    compute_dtype,
+    is_decayed,
+    step_key,
+    trained_parameters,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +45,7 @@ class Trainer:
         self.device = _device(config.device)
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.autocast = _autocast_dtype(plan, config)
+        self.autocast = torch.bfloat16 if compute_dtype(plan, config) == "bfloat16" else None
         self.model = build(plan, weights, device=self.device)
         if plan.dtype in _HALVES:
             self.model.float()  # steps are too small for half precision to hold
@@ -94,7 +104,7 @@ class Trainer:
         return found
 
     def load_state(self, state: Mapping[str, Array], step: int) -> None:
-        self._check_state(state)
+        check_state(self.plan, state)
         with torch.no_grad():
             for parameter in self.plan.parameters:
                 self.model.get_parameter(parameter.path).copy_(to_tensor(state[WEIGHTS + parameter.path]))
@@ -146,31 +156,13 @@ class Trainer:
         deterministic = torch.are_deterministic_algorithms_enabled()
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(step_key(self.config.seed, step))
+            torch.manual_seed(int(step_key(self.config.seed, step).view(np.uint64)[0]))
             if self.device.type == "cpu":
                 torch.use_deterministic_algorithms(True)
             try:
                 yield
             finally:
                 torch.use_deterministic_algorithms(deterministic)
-
-    def _check_state(self, state: Mapping[str, Array]) -> None:
-        wanted = {WEIGHTS + p.path: p.shape for p in self.plan.parameters}
-        for path, parameter in self.trained.items():
-            wanted[FIRST + path] = wanted[SECOND + path] = tuple(parameter.shape)
-        shapes = {name: tuple(array.shape) for name, array in state.items()}
-        if shapes != wanted:
-            names = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
-            raise IsomorphError(
-                "E_CHECKPOINT",
-                f"the checkpoint does not fit the plan in {len(names)} entries",
-                hints=[f"{n}: expected {wanted.get(n, 'none')}, got {shapes.get(n, 'none')}" for n in names],
-            )
-
-
-def step_key(seed: int, step: int) -> int:
-    """A 64-bit number that is different for every (seed, step), for practical purposes."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])
 
 
 def _device(name: str) -> torch.device:
@@ -183,15 +175,3 @@ def _device(name: str) -> torch.device:
             "E_BACKEND", f"torch cannot train on the device {name!r}: {reason}", hints=["--device cpu"]
         ) from error
     return device
-
-
-def _autocast_dtype(plan: Plan, config: TrainingConfig) -> torch.dtype | None:
-    if plan.dtype == "float16":
-        raise IsomorphError(
-            "E_DTYPE",
-            "training in float16 needs a scaled loss, which is not offered",
-            hints=["resolve the definition with bfloat16 or float32"],
-        )
-    if plan.dtype == "bfloat16" or config.precision == "bf16":
-        return torch.bfloat16
-    return None

@@ -1,0 +1,90 @@
+"""What the harnesses of both Flax backends share: dtypes, derivatives, and NumPy in and out.
+
+A harness calls :func:`run` and :func:`differentiate` with its model as a function of a tree of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from isomorph.backends.contract import DTYPE_KINDS
+from isomorph.backends.jax.weights import to_jax, to_plan
+from isomorph.plan import Plan
+
+Apply = Callable[[Any, Mapping[str, jax.Array]], Any]
+"""A network as a function of its parameters (a tree) and its inputs by name."""
+
+
+_QUICK_TO_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+"""Compiler options for programs that run once: with the usual ones compiling takes six times as long."""
+
+
+def computing(plan: Plan, dtype: str) -> tuple[Plan, AbstractContextManager[Any]]:
+    """The plan with another compute dtype, and the context in which JAX knows it."""
+    return replace(plan, dtype=dtype), jax.enable_x64(True) if dtype == "float64" else nullcontext()
+
+
+def run(plan: Plan, apply: Apply, parameters: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Outputs by name."""
+    outputs = _outputs(plan, compiled_quickly(apply)(parameters, tensors(plan, inputs)))
+    return {name: to_plan(array) for name, array in outputs.items()}
+
+
+def differentiate(
+    plan: Plan, apply: Apply, parameters: Any, inputs: Mapping[str, Any], cotangents: Mapping[str, Any]
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """Derivatives of ``sum(output * cotangent)``: a tree like ``parameters``, and by floating-point input."""
+    given = tensors(plan, inputs)
+    floating = {name: x for name, x in given.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    directions = {name: to_jax(array, plan.dtype) for name, array in cotangents.items()}
+
+    def total(parameters: Any, floating: Mapping[str, jax.Array]) -> jax.Array:
+        outputs = _outputs(plan, apply(parameters, {**given, **floating}))
+        start = jnp.zeros((), plan.dtype)
+        return sum(((array * directions[name]).sum() for name, array in outputs.items()), start)
+
+    of_parameters, of_inputs = compiled_quickly(jax.grad(total, argnums=(0, 1)))(parameters, floating)
+    return of_parameters, {name: to_plan(array) for name, array in of_inputs.items()}
+
+
+def tensors(plan: Plan, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Inputs as JAX arrays, floating-point ones in the plan's dtype."""
+    kinds = {name: DTYPE_KINDS[plan.values[value].dtype] for name, value in plan.inputs}
+    return {
+        name: to_jax(array, plan.dtype) if kinds.get(name) == "float" else jnp.array(np.asarray(array))
+        for name, array in inputs.items()
+    }
+
+
+def _outputs(plan: Plan, result: Any) -> dict[str, jax.Array]:
+    return result if isinstance(result, dict) else {plan.outputs[0][0]: result}
+
+
+def compiled_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit`` for a function that runs once or twice."""
+    return jax.jit(function, compiler_options=dict(_options()))
+
+
+@cache
+def _options() -> tuple[tuple[str, bool | int], ...]:
+    """The options above on the CPU, as far as this version of the compiler knows them."""
+    known = []
+    for option in _QUICK_TO_COMPILE.items() if jax.default_backend() == "cpu" else ():
+        try:
+            jax.jit(lambda x: x, compiler_options=dict([option])).lower(0).compile()
+        except jax.errors.JaxRuntimeError:
+            continue
+        known.append(option)
+    return tuple(known)

@@ -1,0 +1,296 @@
+"""The primitives of :class:`isomorph.primitives.Primitives` on ``jax.Array``, for both Flax backends.
+
+Everything here can be traced: ``jit``, ``grad``, ``vmap`` over further axes. Sizes are Python integers, so
+rotary tables are computed in NumPy while tracing. One kind of care needs values and is taken on concrete
+arrays alone: an id outside a table is E_RUNTIME in eager mode; in compiled code its row is NaN. Products
+ask for ``Precision.HIGHEST``, so that float32 means float32 on accelerators too.
+
+Numbers that enter arithmetic are Python's, never NumPy's, whose scalars would promote half precisions.
+
+Axis legend: B batch, T query positions, S key positions, H heads, K key/value heads, G = H/K query heads
+per key/value head, d head width.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.core import Tracer
+
+from isomorph.backends.contract import no_elements, outside_axis, outside_table
+
+Tensor = jax.Array
+PRECISION = lax.Precision.HIGHEST
+"""What every product asks for, here and in the native layers of both backends."""
+HALVES = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    out = lax.dot_general(x, weight, axes, precision=PRECISION)  # (..., D_out)
+    return out if bias is None else out + bias
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1) -> Tensor:
+    out = lax.conv_general_dilated(
+        x, weight, (stride, stride), "VALID", dimension_numbers=("NCHW", "OIHW", "NCHW"), precision=PRECISION
+    )  # (B, O, H', W')
+    return out if bias is None else out + bias[:, None, None]
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of a table. An id outside it is E_RUNTIME in eager mode, and a row of NaN in compiled code."""
+    if not isinstance(ids, Tracer):
+        values, rows = np.asarray(ids), weight.shape[0]
+        outside = values[(values < 0) | (values >= rows)]
+        if outside.size:
+            raise outside_table(int(outside[0]), rows)
+    return weight.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Two-pass statistics, the mean taken twice.
+
+    XLA adds a row's elements one after the other, so the mean of many large values is off by units in the
+    last place of those; the mean of what is left after subtracting it tells by how much. That second mean
+    is a rounding error and no function of x, so no gradient passes through it.
+    """
+    wide = _wide(x)
+    centered = wide - wide.mean(-1, keepdims=True)
+    centered = centered - lax.stop_gradient(centered.mean(-1, keepdims=True))
+    out = centered * lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + eps)
+    if weight is not None:
+        out = out * _wide(weight)
+    if bias is not None:
+        out = out + _wide(bias)
+    return out.astype(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, *, eps: float, offset: float = 0.0) -> Tensor:
+    wide = _wide(x)
+    out = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+    if weight is not None:
+        out = out * (_wide(weight) + offset)  # 1 + weight would lose digits in half precision
+    return out.astype(x.dtype)
+
+
+def l2_normalize(x: Tensor, *, eps: float) -> Tensor:
+    wide = _wide(x)
+    return (wide * lax.rsqrt(jnp.square(wide).sum(-1, keepdims=True) + eps)).astype(x.dtype)
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+    dropout: Any = None,
+) -> Tensor:
+    """``softmax(q k^T / sqrt(d)) v`` as two batched products around one exponential.
+
+    The division by the softmax's sum comes after the second product, on ``[T, d]`` in place of ``[T, S]``
+    numbers; dropping weights before it is the same, since dropout is linear in them.
+
+    Keys and values that ``mask`` hides become zeros by selection, so nothing in them can reach a result or a
+    gradient. ``causal`` and ``window`` hide a position from some queries only: there a key or value that is
+    not finite is replaced too, and a branch that runs only when there is one (``lax.cond``) makes the
+    results of those queries infinite or NaN that do see it. This holds in compiled code as well.
+    """
+    B, H, T, d = q.shape
+    K, S = k.shape[1], k.shape[2]
+    if S == 0:
+        return jnp.zeros_like(q)
+    if mask is not None:
+        kept = mask[:, None, :, None]  # (B, 1, S, 1)
+        k, v = jnp.where(kept, k, 0), jnp.where(kept, v, 0)
+    visible = _visible(mask, T, S, causal, window)  # (B or 1, 1, 1, T or 1, S)
+    poison = None
+    if (causal or window) and S > 1:
+        assert visible is not None
+        k, v, poison = _withhold(k, v, visible, H)
+    query = q.reshape(B * K, H // K * T, d)
+    key = jnp.swapaxes(k, 2, 3).reshape(B * K, d, S)  # the CPU compiler fuses this orientation best
+    scores = _batched(query, key) * d**-0.5  # (B*K, G*T, S), in float32 at least
+    if softcap:
+        scores = softcap * jnp.tanh(scores / softcap)
+    weights, total = _exponentials(scores.reshape(B, K, H // K, T, S), visible)
+    if dropout is not None:
+        weights = dropout(weights)
+    out = _batched(weights.reshape(B * K, H // K * T, S).astype(v.dtype), v.reshape(B * K, S, d))
+    out = (out.reshape(B, H, T, d) / total.reshape(B, H, T, 1)).astype(q.dtype)
+    return out if poison is None else poison(out)
+
+
+def _batched(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` with one leading batch axis, accumulated in float32 at least and left there."""
+    wide = jnp.float32 if a.dtype in HALVES else a.dtype
+    axes = (((2,), (1,)), ((0,), (0,)))
+    return lax.dot_general(a, b, axes, precision=PRECISION, preferred_element_type=wide)
+
+
+def _exponentials(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The softmax's numerators ``[B, K, G, T, S]`` and their sums; hidden keys weigh nothing."""
+    if visible is not None:
+        scores = jnp.where(visible, scores, float(jnp.finfo(scores.dtype).min))
+    weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    if visible is None:
+        return weights, weights.sum(-1)
+    weights = jnp.where(visible, weights, 0)
+    # A query that sees nothing divides zero by one: zeros, and finite gradients.
+    return weights, jnp.where(visible.any(-1), weights.sum(-1), 1)
+
+
+def _visible(mask: Tensor | None, T: int, S: int, causal: bool, window: int) -> Tensor | None:
+    """Which key each query may attend: boolean ``[B or 1, 1, 1, T or 1, S]``, or None for all of them."""
+    seen = None if mask is None else mask[:, None, None, None, :]
+    if not causal and not window:
+        return seen
+    past = np.arange(T)[:, None] + (S - T) - np.arange(S)  # (T, S)
+    near = past >= 0 if causal else past > -window
+    if window:
+        near &= past < window
+    near = jnp.asarray(near[None, None, None])
+    return near if seen is None else near & seen
+
+
+def _withhold(k: Tensor, v: Tensor, visible: Tensor, heads: int) -> tuple[Tensor, Tensor, Any]:
+    """Keys and values with zeros for what is not finite, and what to do with the result afterwards.
+
+    A visible infinity in a value makes the result infinite, as a positive weight times it does; a visible
+    NaN, or a key that is not finite, makes it NaN.
+    """
+    finite_k, finite_v = jnp.isfinite(k), jnp.isfinite(v)
+    all_finite = finite_k.all() & finite_v.all()
+    raw = lax.stop_gradient(v)
+
+    def poisoned(out: Tensor) -> Tensor:
+        sees = visible[:, :, 0].astype(jnp.float32)  # (B or 1, 1, T or 1, S)
+        wrong = (raw == jnp.inf, raw == -jnp.inf, jnp.isnan(raw) | ~finite_k.all(-1, keepdims=True))
+        places = jnp.concatenate(wrong, -1).astype(jnp.float32)  # (B, K, S, 3d)
+        high, low, nan = jnp.split(jnp.matmul(sees, places) > 0, 3, -1)  # (B, K, T or 1, d) each
+        added = jnp.where(
+            nan | (high & low), jnp.nan, jnp.where(high, jnp.inf, jnp.where(low, -jnp.inf, 0.0))
+        )
+        return out + jnp.repeat(added.astype(out.dtype), heads // k.shape[1], axis=1)
+
+    def poison(out: Tensor) -> Tensor:
+        return lax.cond(all_finite, lambda out: out, poisoned, out)
+
+    return jnp.where(finite_k, k, 0), jnp.where(finite_v, v, 0), poison
+
+
+# -- elementwise: half precisions are computed in float32 and rounded once ---------------------------
+
+
+def relu(x: Tensor) -> Tensor:
+    return jax.nn.relu(x)  # its derivative at 0 is 0
+
+
+def silu(x: Tensor) -> Tensor:
+    return jax.nn.silu(_wide(x)).astype(x.dtype)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    return jax.nn.gelu(_wide(x), approximate=approximate == "tanh").astype(x.dtype)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    wide = _wide(x)
+    return (wide * jax.nn.sigmoid(1.702 * wide)).astype(x.dtype)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return jnp.tanh(_wide(x)).astype(x.dtype)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return jax.nn.sigmoid(_wide(x)).astype(x.dtype)
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    return jax.nn.softmax(_wide(x), axis).astype(x.dtype)
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def reshape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return jnp.reshape(x, shape)
+
+
+def permute(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return jnp.transpose(x, axes)
+
+
+def concatenate(tensors: tuple[Tensor, ...], axis: int) -> Tensor:
+    return jnp.concatenate(tensors, axis)
+
+
+def narrow(x: Tensor, axis: int, start: int, stop: int | None) -> Tensor:
+    axis = axis + x.ndim if axis < 0 else axis
+    length = x.shape[axis]
+    first = start + length if start < 0 else start
+    last = length if stop is None else stop + length if stop < 0 else stop
+    if not 0 <= first <= last <= length:
+        raise outside_axis(axis, start, stop, x.shape)
+    return lax.slice_in_dim(x, first, last, axis=axis)
+
+
+def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return jnp.broadcast_to(x, shape)
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def mean(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
+    if x.shape[axis] == 0:
+        raise no_elements("mean", axis, x.shape)
+    return _wide(x).mean(axis, keepdims=keepdim).astype(x.dtype)
+
+
+def max(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
+    """Largest element; equal ones share the gradient."""
+    if x.shape[axis] == 0:
+        raise no_elements("max", axis, x.shape)
+    return x.max(axis, keepdims=keepdim)
+
+
+# -- rotary tables ---------------------------------------------------------------------------------
+
+
+def cos_sin(length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Two ``[length, len(frequencies)]`` tables, constants of a compiled function."""
+    cos, sin = _tables(length, frequencies, jnp.dtype(like.dtype))
+    return jnp.asarray(cos), jnp.asarray(sin)
+
+
+@lru_cache(maxsize=64)
+def _tables(
+    length: int, frequencies: tuple[float, ...], dtype: np.dtype[Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    angles = np.arange(length)[:, None] * np.asarray(frequencies, dtype=np.float64)  # (length, d/2)
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+# -- helpers ---------------------------------------------------------------------------------------
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float32 in place of the half precisions."""
+    return x.astype(jnp.float32) if x.dtype in HALVES else x

@@ -1,0 +1,91 @@
+"""``isomorph convert``: a saved model's weights in a file that one framework's users load.
+
+Every file is safetensors of arrays alone, without the plan:
+
+- ``torch``: a state dictionary, tied parameters under each of their names, for
+  ``model.load_state_dict(safetensors.torch.load_file(path))``.
+- ``linen``: the flattened variables, ``params.n0.kernel`` and so on, for
+  ``module.apply(flax.traverse_util.unflatten_dict(safetensors.flax.load_file(path), sep="."), x)``.
+- ``nnx``: the flattened parameters, ``n0.kernel`` and so on, for
+  ``nnx.update(model, flax.traverse_util.unflatten_dict(safetensors.flax.load_file(path), sep="."))``.
+
+No framework is needed to write any of them.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from isomorph.backends.jax.layers import places
+from isomorph.cli.network import open_network
+from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.plan import Plan
+from isomorph.weights.atomic import atomic_write
+
+FRAMEWORKS = ("torch", "nnx", "linen")
+
+
+def run(model: str, to: str, out: str | None, *, json: bool, quiet: bool) -> None:
+    """Write the file, beside the model unless told where, and say what is in it."""
+    from safetensors.numpy import save
+
+    if to not in FRAMEWORKS:
+        hints = did_you_mean(to, FRAMEWORKS) or [f"--to {' | '.join(FRAMEWORKS)}"]
+        raise IsomorphError("E_ARGUMENT", f"there is no framework {shorten(to)} to convert to", hints=hints)
+    plan, weights = open_network(model)
+    if weights is None:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{model} is a definition, which has no weights to convert",
+            hints=["give a saved model: a .safetensors file or the directory of a run"],
+        )
+    target = _target(Path(model), to, out)
+    found = tensors(plan, weights, to)
+    try:
+        atomic_write(target, save(found, metadata={"format": "pt" if to == "torch" else "flax"}))
+    except OSError as error:
+        raise IsomorphError(
+            "E_CHECKPOINT", f"cannot write {target}: {error.strerror or error}", hints=["check the directory"]
+        ) from error
+    size = sum(array.nbytes for array in found.values())
+    if json:
+        print(json_text.dumps({"file": str(target), "to": to, "arrays": len(found), "bytes": size}, indent=2))
+    elif not quiet:
+        print(f"{target}: {len(found)} arrays for {to}, {size:,} bytes")
+
+
+def tensors(plan: Plan, weights: Mapping[str, np.ndarray], to: str) -> dict[str, np.ndarray]:
+    """A framework's arrays by its own names.
+
+    Args:
+        plan: the network.
+        weights: arrays in plan layout by parameter path.
+        to: ``torch``, ``nnx`` or ``linen``.
+    """
+    if to == "torch":
+        tied = {path: weights[owner].copy() for path, owner in plan.ties.items()}
+        return {**weights, **tied}
+    prefix = "params." if to == "linen" else ""
+    return {
+        prefix + ".".join(place.path): np.ascontiguousarray(
+            weights[path].T if place.transposed else weights[path]
+        )
+        for path, place in places(plan).items()
+    }
+
+
+def _target(model: Path, to: str, out: str | None) -> Path:
+    """Where to write; E_ARGUMENT for the model itself."""
+    source = model / "model.safetensors" if model.is_dir() else model
+    target = source.with_name(f"{source.stem}.{to}.safetensors") if out is None else Path(out)
+    if target.exists() and target.samefile(source):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"--out {target} is the model itself, and the file to be written holds no plan",
+            hints=["choose another name"],
+        )
+    return target

@@ -1,0 +1,5 @@
+"""Settings of every test: JAX computes on the CPU, whatever else the machine has."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
