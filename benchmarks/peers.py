@@ -19,7 +19,9 @@ REQUIREMENTS = (
     "huggingface-hub",
     f"--editable={ROOT}",
 )
-WITHOUT_DEPENDENCIES = ("timm==1.0.31",)  # its torchvision does not load beside that torch; see stub_torchvision
+WITHOUT_DEPENDENCIES = (
+    "timm==1.0.31",
+)  # its torchvision does not load beside that torch; see stub_torchvision
 
 
 def python() -> Path:

@@ -56,7 +56,9 @@ def models() -> dict[str, torch.nn.Module]:
         f"transformer_block({HEADS})", input_shape=("B", T, D), output_shape=("B", T, D), device="cpu"
     )
     keys = [key for key in peer.state_dict() if not key.startswith("_")]
-    peer.load_state_dict({key: held[".".join(key.split(".")[-2 - ("_proj" in key or "ffn" in key) :])] for key in keys})
+    peer.load_state_dict(
+        {key: held[".".join(key.split(".")[-2 - ("_proj" in key or "ffn" in key) :])] for key in keys}
+    )
     return {"isomorph": ours, "timm": timm, "HNDL": peer, "torch layer": layer}
 
 
@@ -73,7 +75,9 @@ def training_step(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 
 
-def by_turns(contestants: dict[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+def by_turns(
+    contestants: dict[str, Callable[[], object]], rounds: int, warmup: int = 2
+) -> dict[str, list[float]]:
     """Milliseconds of every round for each contestant, each called once a round in the same order."""
     for _ in range(warmup):
         for call in contestants.values():

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import isomorph as iso
@@ -31,6 +32,10 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert listed is not None
     assert str(list(names["model"].state_dict())[:4]) == listed[1]
     assert (tmp_path / "model.safetensors").exists()
+    pytest.importorskip("flax")
+    exec(python[2], names)
+    expected = iso.reference.build(names["plan"], names["weights"])(np.ones((4, 6, 8)))
+    np.testing.assert_allclose(names["y"], expected, rtol=0, atol=1e-5)
 
 
 def test_the_readme_shows_the_real_error() -> None:
@@ -41,7 +46,15 @@ def test_the_readme_shows_the_real_error() -> None:
 
 def test_the_language_page_resolves() -> None:
     text, function = blocks((ROOT / "docs" / "language.md").read_text(), "python")
-    assert [node.name for node in iso.resolve(text).nodes] == ["n0", "block0", "block1", "n3", "n4", "n5", "n6"]
+    assert [node.name for node in iso.resolve(text).nodes] == [
+        "n0",
+        "block0",
+        "block1",
+        "n3",
+        "n4",
+        "n5",
+        "n6",
+    ]
     names: dict[str, Any] = {"iso": iso}
     exec(function, names)
     plan = names["plan"]
