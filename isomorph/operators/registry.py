@@ -36,6 +36,12 @@ def get(name: str) -> type[Operator] | None:
     return _operators.get(name)
 
 
+def is_known(name: str) -> bool:
+    """Whether an operator has that name, as far as is known without asking other packages."""
+    _load_families()
+    return name in _operators
+
+
 def all_operators() -> dict[str, type[Operator]]:
     """Every operator by name, in alphabetical order."""
     _load_families()

@@ -56,6 +56,9 @@ class Reshape(Operator):
             return ((x[0], *dims),)
         return (solver.open_shape(prefix=(x[0], *dims), count=count),)
 
+    def relate_open(self, solver: Any, leading: Any, count: Any) -> Any:
+        return self.relate(solver, {}, (leading[0], count))
+
     @classmethod
     def settle(cls, arguments: dict[str, Any], inputs: Any, outputs: Any) -> dict[str, Any]:
         """All sizes after the batch, with -1 for one that is known at run time alone."""
@@ -95,8 +98,7 @@ class Flatten(Operator):
         return ((x[0], solver.product(x[1:])),)
 
     def relate_open(self, solver: Any, leading: Any, count: Any) -> Any:
-        batch = leading[0] if leading else solver.unknown("B")
-        return ((batch, count),)
+        return ((leading[0], count),)
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         return F.reshape(x, (x.shape[0], prod(x.shape[1:])))  # (B, F)

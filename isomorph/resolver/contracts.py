@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any, NamedTuple
 
 from isomorph.errors import IsomorphError, Location, did_you_mean, shorten
@@ -40,7 +41,15 @@ def _shape(what: str, shape: Any) -> tuple[Any, ...]:
             "E_ARGUMENT",
             f'{what}: a shape is a tuple such as ("B", 8, 32), got {shorten(shape)}',
         )
-    return tuple(shape)
+    return tuple(size if type(size) in (int, str, bool) else _whole(size) for size in shape)
+
+
+def _whole(size: Any) -> Any:
+    """An integer of another library, such as NumPy's, as an int; anything else as it is."""
+    try:
+        return index(size)
+    except TypeError:
+        return size
 
 
 def check_dtype(dtype: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isomorph import initializers
 from isomorph.errors import IsomorphError, did_you_mean, shorten
@@ -287,12 +287,18 @@ def _check_ties(resolution: Resolution, nodes: tuple[Node, ...]) -> None:
                     "E_ARGUMENT", f"tie of {path}: there is no parameter {shorten(owner)}", draft.locate("tie"),
                     did_you_mean(owner, known),
                 )  # fmt: skip
-            if inner in held.tie or (held is node and inner == path):
-                target = held.tie.get(inner, "another parameter")
+            if held is node and inner == path:
                 raise IsomorphError(
-                    "E_ARGUMENT", f"tie of {path}: {owner} is itself tied", draft.locate("tie"),
-                    [f"tie it to {target}"],
-                )  # fmt: skip
+                    "E_ARGUMENT", f"tie of {path}: a parameter cannot be tied to itself", draft.locate("tie")
+                )
+            if inner in held.tie:
+                ring = held.tie[inner] == f"{node.name}.{path}"
+                raise IsomorphError(
+                    "E_ARGUMENT",
+                    f"tie of {path}: {owner} is itself tied to {held.tie[inner]}",
+                    draft.locate("tie"),
+                    ["one of the two must hold the parameter" if ring else f"tie it to {held.tie[inner]}"],
+                )
             own = node.operator.all_parameters[path].shape
             if own != spec.shape:
                 raise IsomorphError(
@@ -305,47 +311,62 @@ def _check_ties(resolution: Resolution, nodes: tuple[Node, ...]) -> None:
 # -- bounds ------------------------------------------------------------------------------------
 
 
+class _Rule(NamedTuple):
+    """A bound on a size, and the call that states it."""
+
+    draft: Draft
+    size: Any
+    text: str
+    low: int | None = None
+    high: int | None = None
+
+
 def _bounds(resolution: Resolution) -> dict[str, Bound]:
-    found: dict[str, Bound] = {}
+    """What each symbol may be so that every stated bound holds."""
     solver = resolution.solver
+    rules = []
     for draft in resolution.drafts:
         for name, argument in draft.operator.bounds.items():
-            size = solver.value(draft.sizes[name])
             limit = draft.arguments[argument]
-            solver.owner = draft.index
-            if type(size) is not int:
-                _narrow(found, size, f"{name} <= {argument}", high=limit)
-            elif size > limit:
-                raise Conflict(f"{name}={size} exceeds {argument}={limit}", argument=argument, sizes=(name,))
+            rules.append(_Rule(draft, solver.value(draft.sizes[name]), f"at most {limit}", high=limit))
     for dim, minimum, owner in solver.minimums:
-        size = solver.value(dim)
-        solver.owner = owner
-        if type(size) is not int:
-            _narrow(found, size, f"at least {minimum}", low=minimum)
-        elif size < minimum:
-            raise Clash(size, minimum, f"a size would have to be {size}")
+        rules.append(_Rule(resolution.drafts[owner], solver.value(dim), f"at least {minimum}", low=minimum))
+    found: dict[str, Bound] = {}
+    sources: dict[str, list[str]] = {}
+    for rule in rules:
+        solver.owner = rule.draft.index
+        if type(rule.size) is not int:
+            _narrow(found, sources, rule)
+        elif (rule.low or 0) > rule.size or (rule.high is not None and rule.size > rule.high):
+            raise Conflict(f"a size would have to be {rule.text}, it is {rule.size}")
     return found
 
 
-def _narrow(
-    found: dict[str, Bound], size: Affine, rule: str, *, low: int | None = None, high: int | None = None
-) -> None:
+def _narrow(found: dict[str, Bound], sources: dict[str, list[str]], rule: _Rule) -> None:
     """Turn a bound on ``c * symbol + k`` into one on the symbol."""
+    size = rule.size
     if len(size.terms) != 1 or not isinstance(size.terms[0][0], Symbol) or size.terms[0][1] < 0:
         raise Conflict(
-            f"{size} must be {rule}, which cannot be said of one symbol",
+            f"{size} must be {rule.text}, which cannot be said of one symbol",
             code="E_UNRESOLVED",
             hints=("give numbers for all but one of its symbols",),
         )
     (variable, c), k = size.terms[0], size.constant
     held = found.get(variable.name, Bound())
-    lowest = held.low if low is None else max(held.low, -((k - low) // c))
-    highest = held.high
-    if high is not None:
-        limit = (high - k) // c
+    lowest, highest = held
+    if rule.low is not None:
+        lowest = max(lowest, -((k - rule.low) // c))
+    if rule.high is not None:
+        limit = (rule.high - k) // c
         highest = limit if highest is None else min(highest, limit)
+    said = sources.setdefault(variable.name, [])
+    place = rule.draft.locate()
+    line = f" (line {place.line})" if place else ""
+    said.append(f"{rule.draft.name} ({rule.draft.operator.name}){line} needs {size} to be {rule.text}")
     if highest is not None and lowest > highest:
-        raise Conflict(f"{variable.name} would have to be at least {lowest} and at most {highest}")
+        raise Conflict(
+            f"{variable.name} would have to be at least {lowest} and at most {highest}", hints=tuple(said)
+        )
     found[variable.name] = Bound(lowest, highest)
 
 

@@ -62,8 +62,15 @@ def middle_axes(operator: type[Operator], ports: list[Any], shapes: list[Any]) -
 def wait_for_ranks(resolution: Resolution, draft: Draft, still_open: list[tuple[Any, OpenShape]]) -> None:
     """Resume the call when a rank is known, and let every rank that ``...`` ties to it follow."""
     operator = draft.operator
+    port, shape = still_open[0]
+    if operator.relate_open is not None and shape.count is not None and shape.prefix:
+        provisional = operator.provisional(draft.arguments)
+        made = provisional.relate_open(resolution.solver, shape.prefix, shape.count)
+        for value, known in zip(draft.outputs, made, strict=True):
+            resolution.shapes[value] = known
+        return  # the output depends on the number of elements alone: nothing to wait for
     if resolution.shapes[draft.outputs[0]] is None:
-        promise_outputs(resolution, draft, *still_open[0])
+        promise_outputs(resolution, draft, port, shape)
     still_open[0][1].waiting.append(lambda: resolution.resume(draft))
     if not keeps_rank(operator):
         return
@@ -75,17 +82,12 @@ def wait_for_ranks(resolution: Resolution, draft: Draft, still_open: list[tuple[
 
 
 def promise_outputs(resolution: Resolution, draft: Draft, port: Any, shape: OpenShape) -> None:
-    """Give the outputs of a waiting call open shapes, or what can be said without the rank."""
+    """Give the outputs of a waiting call open shapes."""
     operator = draft.operator
-    if operator.relate_open is not None and shape.count is not None:
-        provisional = operator.provisional(draft.arguments)
-        made = provisional.relate_open(resolution.solver, shape.prefix, shape.count)
-        for value, known in zip(draft.outputs, made, strict=True):
-            resolution.shapes[value] = known
-        return
     for value, output in zip(draft.outputs, operator.signature.outputs, strict=True):
         same = operator.keeps_count or (operator.relate is None and output.axes == port.axes)
-        resolution.shapes[value] = OpenShape((), shape.count if same else None, draft.index)
+        prefix, count = (shape.prefix[:1], shape.count) if same else ((), None)
+        resolution.shapes[value] = OpenShape(prefix, count, draft.index, promised=True)
 
 
 def follow(

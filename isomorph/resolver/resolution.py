@@ -11,11 +11,11 @@ from isomorph.operators import registry
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.plan import Plan
 from isomorph.resolver import binding, contracts, finish, ranks, story
-from isomorph.resolver.search import Check, Several, Undetermined, search
+from isomorph.resolver.search import Check, NoSolution, Several, Undetermined, search
 from isomorph.resolver.shapes import AxisClash, RankClash, match, produce
 from isomorph.resolver.solver import Clash, OpenShape, Solver
 
-CONFLICTS = (Conflict, Clash, AxisClash, RankClash, Several, Undetermined)
+CONFLICTS = (Conflict, Clash, AxisClash, RankClash, NoSolution, Several, Undetermined)
 
 
 class Draft:
@@ -58,6 +58,7 @@ class Resolution:
         self.dtype = contracts.check_dtype(dtype)
         self.solver = Solver()
         self.drafts: list[Draft] = []
+        self.outputs: list[tuple[str, int]] = []
         self.shapes: list[Any] = []
         self.dtypes: list[str] = []
         self.producers: list[tuple[int, int]] = []  # (call, output index), or (-1, input index)
@@ -126,7 +127,7 @@ class Resolution:
                 self.solver.owner = index
                 self._enter(index, call)
             self.solver.owner = len(self.drafts)
-            outputs = self._bind_outputs()
+            outputs = self.outputs = self._bind_outputs()
             self._solve_the_rest()
             return finish.finish(self, outputs, definition)
         except CONFLICTS as conflict:
@@ -260,7 +261,7 @@ class Resolution:
         """Close the shapes whose rank nothing fixed, where exactly one rank can be."""
         before = len(self.solver.unknowns)
         for shape in self.shapes:
-            if type(shape) is OpenShape and shape.closed is None and shape.prefix:
+            if type(shape) is OpenShape and shape.closed is None and not shape.promised:
                 finish.settle(self, shape)
         return len(self.solver.unknowns) > before
 

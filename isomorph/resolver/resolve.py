@@ -12,6 +12,7 @@ from isomorph.errors import IsomorphError
 from isomorph.language.graph import Contract
 from isomorph.limits import limits_with
 from isomorph.operators import registry
+from isomorph.paths import path_text
 from isomorph.plan import Plan
 from isomorph.resolver import contracts
 from isomorph.resolver.resolution import Resolution
@@ -53,19 +54,34 @@ def resolve(
         return resolution.run(lambda ins, outs: with_contracts(graph.source, ins, outs))
 
 
-def resolve_file(path: str | os.PathLike[str], **arguments: Any) -> Plan:
-    """:func:`resolve` of a file's contents. E_SYNTAX when the file cannot be read."""
-    name = os.fspath(path)
-    limits = limits_with(arguments.get("limits"))
+def resolve_file(
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    *,
+    input: Any = None,
+    output: Any = None,
+    dtype: str = "float32",
+    input_dtype: Any = None,
+    limits: Mapping[str, int] | None = None,
+) -> Plan:
+    """:func:`resolve` of a file's contents.
+
+    Raises:
+        IsomorphError: E_ARGUMENT for what is no path, E_SYNTAX when the file cannot be read, and whatever
+            :func:`resolve` raises.
+    """
+    name = path_text(path, "the definition's path")
+    largest = limits_with(limits)["max_source_bytes"]
     try:
         with open(name, "rb") as file:
-            text = file.read(limits["max_source_bytes"] + 1)
+            text = file.read(largest + 1)
     except OSError as error:
         raise IsomorphError(
             "E_SYNTAX", f"cannot read the definition {name}: {error.strerror}",
             hints=["give the path of a .net file"],
         ) from None  # fmt: skip
-    return resolve(text, file=name, **arguments)
+    return resolve(
+        text, input=input, output=output, dtype=dtype, input_dtype=input_dtype, limits=limits, file=name
+    )
 
 
 def resolve_function(
@@ -95,7 +111,7 @@ def resolve_function(
 
 
 def _is_operator(name: str) -> bool:
-    return registry.get(name) is not None
+    return registry.is_known(name)
 
 
 @contextmanager

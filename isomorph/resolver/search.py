@@ -39,6 +39,14 @@ class Several(Exception):
         self.variable, self.values = variable, values
 
 
+class NoSolution(Exception):
+    """Every value of the open sizes was tried and none fits; ``example`` is what the first one broke."""
+
+    def __init__(self, unknowns: Sequence[Unknown], example: Clash | Conflict, owner: int) -> None:
+        super().__init__(example)
+        self.unknowns, self.example, self.owner = unknowns, example, owner
+
+
 class Undetermined(Exception):
     """Nothing says what an unknown is."""
 
@@ -48,7 +56,7 @@ class Undetermined(Exception):
 
 
 def search(solver: Solver, checks: Sequence[Check]) -> None:
-    """Bind every unknown that has one solution; raise Several, Undetermined, Clash or Conflict otherwise."""
+    """Bind every unknown that has one solution; raise Several, Undetermined, NoSolution or Clash otherwise."""
     if len(solver.unknowns) == len(solver.bound) and not solver.minimums:
         return
     for component in _components(solver, checks):
@@ -65,7 +73,7 @@ class _Component:
         self.minimums: list[tuple[Any, int]] = []
         self.checks: list[Check] = []
         self.solutions: list[dict[Unknown, int]] = []
-        self.failure: Clash | Conflict | None = None
+        self.failure: tuple[Clash | Conflict, int] | None = None
         self.budget = SEARCH_BUDGET
 
     def solve(self) -> None:
@@ -80,7 +88,7 @@ class _Component:
             solver.end()
         if not self.solutions:
             assert self.failure is not None
-            raise self.failure
+            raise NoSolution(self.unknowns, *self.failure)
         first = self.solutions[0]
         for other in self.solutions[1:]:
             variable = next(v for v in self.unknowns if first[v] != other[v])
@@ -98,7 +106,7 @@ class _Component:
                 self.solutions.append({v: self.solver.value(self.solver.bound[v]) for v in self.unknowns})
                 return
         except (Clash, Conflict) as failure:
-            self.failure = self.failure or failure
+            self.failure = self.failure or (failure, self.solver.owner)
             return
         variable, values = self._narrowest(free)
         mark = self.solver.mark()
@@ -130,6 +138,7 @@ class _Component:
         for check in self.checks:
             sizes = self.solver.values(check.dims)
             if all(type(size) is int for size in sizes):
+                self.solver.owner = check.owner
                 check.judge(sizes)
 
     def _narrowest(self, free: list[Unknown]) -> tuple[Unknown, Iterable[int]]:

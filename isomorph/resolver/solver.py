@@ -36,12 +36,13 @@ class OpenShape:
         links: (shape, difference): open shapes of a rank that differs by so much.
         waiting: what to do when it closes.
         owner: the call that made it.
+        promised: whether it stands for the result of a call that waits for a rank.
     """
 
-    __slots__ = ("closed", "count", "links", "owner", "prefix", "ranks", "waiting")
+    __slots__ = ("closed", "count", "links", "owner", "prefix", "promised", "ranks", "waiting")
 
-    def __init__(self, prefix: tuple[Any, ...], count: Any, owner: int) -> None:
-        self.prefix, self.count, self.owner = prefix, count, owner
+    def __init__(self, prefix: tuple[Any, ...], count: Any, owner: int, promised: bool = False) -> None:
+        self.prefix, self.count, self.owner, self.promised = prefix, count, owner, promised
         self.closed: tuple[Any, ...] | None = None
         self.ranks: set[int] | None = None
         self.links: list[tuple[OpenShape, int]] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from isomorph.errors import IsomorphError
 from isomorph.operators.declare import Conflict
 from isomorph.resolver.dimensions import Affine, Unknown, show_shape
-from isomorph.resolver.search import Several, Undetermined
+from isomorph.resolver.search import NoSolution, Several, Undetermined
 from isomorph.resolver.shapes import AxisClash, RankClash
 from isomorph.resolver.solver import Clash, OpenShape
 
@@ -26,22 +26,13 @@ def explain(resolution: Resolution, conflict: Any) -> IsomorphError:
     owner = resolution.solver.owner if owner is None else owner
     if isinstance(conflict, Several | Undetermined):
         return _not_unique(resolution, conflict)
+    if isinstance(conflict, NoSolution):
+        return _nothing_fits(resolution, conflict)
     if owner >= len(resolution.drafts):
-        assert isinstance(conflict, Clash)
-        return IsomorphError(
-            "E_CONSTRAINT", f"the output contract cannot be met: {_clash_text(resolution, conflict)}"
-        )
+        return _contract_error(resolution, conflict)
     draft = resolution.drafts[owner]
     if isinstance(conflict, Conflict):
-        hints = [_origin_line(resolution, draft, name) for name in conflict.sizes]
-        prefix = "" if conflict.code == "E_CONSTRAINT" else f"{draft.operator.name}: "
-        message = conflict.message
-        if prefix and message.startswith(draft.operator.name):
-            prefix = ""
-        place = draft.locate(_argument_key(draft, conflict.argument))
-        return IsomorphError(
-            conflict.code, prefix + message, place, [h for h in hints if h] + list(conflict.hints)
-        )
+        return _broken_rule(resolution, draft, conflict)
     if isinstance(conflict, RankClash):
         return _rank_error(resolution, draft, conflict)
     if isinstance(conflict, AxisClash):
@@ -50,8 +41,80 @@ def explain(resolution: Resolution, conflict: Any) -> IsomorphError:
         "E_CONSTRAINT",
         f"{draft.operator.name}: {_clash_text(resolution, conflict)}",
         draft.locate(),
-        [line for _, value in draft.inputs if (line := _shape_line(resolution, value))],
+        [*_shape_lines(resolution, draft), *_origins_of(resolution, draft, (conflict.left, conflict.right))],
     )
+
+
+def _broken_rule(resolution: Resolution, draft: Draft, conflict: Conflict) -> IsomorphError:
+    name = draft.operator.name
+    hints = [_origin_line(resolution, draft, size) for size in conflict.sizes]
+    message = conflict.message
+    if conflict.code != "E_CONSTRAINT" and not message.startswith(name):
+        message = f"{name}: {message}"
+    if conflict.code == "E_CONSTRAINT" and not conflict.sizes:
+        hints += _shape_lines(resolution, draft)
+    place = draft.locate(_argument_key(draft, conflict.argument))
+    return IsomorphError(conflict.code, message, place, [*filter(None, hints), *conflict.hints])
+
+
+def _nothing_fits(resolution: Resolution, conflict: NoSolution) -> IsomorphError:
+    """A search ran out of values: what the first of them broke is an example, not a fact."""
+    example = conflict.example
+    what = example.message if isinstance(example, Conflict) else _clash_text(resolution, example)
+    if conflict.owner < len(resolution.drafts):
+        draft = resolution.drafts[conflict.owner]
+        place = draft.locate(_argument_key(draft, getattr(example, "argument", None)))
+    else:
+        place = _contract_error(resolution, example).location
+        what += ", as the output contract requires"
+    open_sizes = [
+        f"{_label(resolution, v)} of {resolution.drafts[v.owner].name} "
+        f"({resolution.drafts[v.owner].operator.name}){_line_of(resolution.drafts[v.owner])}"
+        for v in conflict.unknowns[:4]
+    ]
+    return IsomorphError(
+        "E_CONSTRAINT",
+        f"no choice of the open sizes fits; one of them fails because {what}",
+        place,
+        [f"open: {size}" for size in open_sizes],
+    )
+
+
+def _contract_error(resolution: Resolution, conflict: Any) -> IsomorphError:
+    """No sizes make the outputs what their contract says."""
+    contracts = zip(resolution.outputs, resolution.output_contracts, strict=False)
+    pairs = [
+        (value, contract)
+        for (_, value), contract in contracts
+        if resolution.solver.values(_known_shape(resolution, value)) != contract.shape
+    ]
+    note = _clash_text(resolution, conflict) if isinstance(conflict, Clash) else str(conflict)
+    if not pairs:
+        return IsomorphError("E_CONSTRAINT", f"the output contract cannot be met: {note}")
+    value, contract = pairs[0]
+    error = output_error(resolution, value, contract, _known_shape(resolution, value))
+    return IsomorphError(error.code, error.message, error.location, [*error.hints, note])
+
+
+def _known_shape(resolution: Resolution, value: int) -> tuple[Any, ...]:
+    shape = resolution.shapes[value]
+    return (shape.closed or shape.prefix) if isinstance(shape, OpenShape) else shape
+
+
+def _shape_lines(resolution: Resolution, draft: Draft) -> list[str]:
+    values = dict.fromkeys(value for _, value in draft.inputs)
+    return [line for value in values if (line := _shape_line(resolution, value))]
+
+
+def _origins_of(resolution: Resolution, draft: Draft, sizes: tuple[Any, ...]) -> list[str]:
+    """Where the two sizes of a clash come from, for the axes of the inputs that have them."""
+    lines: dict[str, None] = {}
+    for _, value in draft.inputs:
+        for axis, dim in enumerate(_known_shape(resolution, value)):
+            size = resolution.solver.value(dim)
+            if axis and size in sizes:
+                lines[f"{size} comes from {origin(resolution, value, axis)}"] = None
+    return list(lines)[:4]
 
 
 def _argument_key(draft: Draft, argument: str | None) -> Any:
@@ -66,6 +129,8 @@ def _argument_key(draft: Draft, argument: str | None) -> Any:
 
 def _clash_text(resolution: Resolution, clash: Clash) -> str:
     left, right = _spell(resolution, clash.left), _spell(resolution, clash.right)
+    if clash.note.startswith("not "):
+        return f"{left} cannot be {right} ({clash.note})"
     if clash.note:
         return clash.note.replace("size of axis", "the size of axis")
     return f"{left} and {right} must be equal and are not"
@@ -172,9 +237,28 @@ def _decider(
             names = _expanded(source.axes, len(held)) if held is not None else ()
             if variable in names:
                 return value, names.index(variable) - len(names)
+    followed = _same_axis(resolution, draft, axis, shape)
+    if followed is not None:
+        return followed
     here = f"{draft.name} ({operator.name}){_line_of(draft)}"
     cause = _cause(resolution, shape[axis]) if shape is not None else ""
     return f"{here}, {cause}" if cause else here
+
+
+def _same_axis(resolution: Resolution, draft: Draft, axis: int, shape: Any) -> tuple[int, int] | None:
+    """The one input axis that an output axis of an operator without pattern was taken over from, if sure."""
+    operator = draft.operator
+    if operator.relate is None or operator.settle is not None or shape is None or len(draft.inputs) != 1:
+        return None
+    value = draft.inputs[0][1]
+    held = _known_shape(resolution, value)
+    if operator.keeps_count:  # axes were moved: follow a size that occurs once
+        places = [i for i, dim in enumerate(held) if dim == shape[axis]]
+        return (value, places[0]) if len(places) == 1 else None
+    for place in (axis, axis - len(shape) + len(held)):  # counted from the start, then from the end
+        if 0 <= place < len(held) and held[place] == shape[axis]:
+            return value, place
+    return None
 
 
 def _expanded(axes: tuple[str, ...], rank: int) -> list[str]:
@@ -197,8 +281,20 @@ def _cause(resolution: Resolution, dim: Any) -> str:
         return ""
     if cause >= len(resolution.drafts):
         return "as the output contract requires"
-    draft = resolution.drafts[cause]
-    return f"as {draft.name} ({draft.operator.name}){_line_of(draft)} requires"
+    return _requirement(resolution, resolution.drafts[cause], resolution.solver.value(dim))
+
+
+def _requirement(resolution: Resolution, draft: Draft, size: Any) -> str:
+    """How the call that fixed a size came by it: by an argument, or by another of its inputs."""
+    for name, spec in draft.operator.arguments.items():
+        if spec.size and draft.arguments.get(name) == size:
+            return f"as {draft.name} = {draft.operator.name}({name}={size}){_line_of(draft)} requires"
+    text = f"as {draft.name} ({draft.operator.name}){_line_of(draft)} requires"
+    for _, value in draft.inputs:
+        for axis, dim in enumerate(_known_shape(resolution, value)):
+            if axis and type(dim) is int and dim == size:
+                return f"{text}, where it comes from {origin(resolution, value, axis)}"
+    return text
 
 
 def _open_variable(dim: Any) -> Unknown | None:
@@ -246,6 +342,7 @@ def _axis_error(resolution: Resolution, draft: Draft, clash: AxisClash) -> Isomo
     if argument is not None:
         message = f"{operator.name}: {argument}={held} but {got} has size {found} there"
         hints = [f"{found} comes from {origin(resolution, value, clash.axis)}"]
+        hints += [clash.note] if clash.note else []
         return IsomorphError("E_CONSTRAINT", message, draft.locate(_argument_key(draft, argument)), hints)
     first_port, first = _first_holder(resolution, draft, clash)
     message = (
@@ -255,6 +352,7 @@ def _axis_error(resolution: Resolution, draft: Draft, clash: AxisClash) -> Isomo
     hints = [
         f"{held} comes from {origin(resolution, first, clash.axis)}",
         f"{found} comes from {origin(resolution, value, clash.axis)}",
+        *([clash.note] if clash.note else []),
     ]
     return IsomorphError("E_CONSTRAINT", message, draft.locate(), hints)
 
@@ -309,7 +407,7 @@ def open_shape_error(resolution: Resolution, value: int) -> IsomorphError:
     """A tensor's rank is not fixed by anything."""
     shape = resolution.shapes[value]
     draft = resolution.drafts[shape.owner if isinstance(shape, OpenShape) else resolution.producers[value][0]]
-    while isinstance(shape, OpenShape) and not shape.prefix and draft.inputs:
+    while isinstance(shape, OpenShape) and shape.promised and draft.inputs:
         shape = resolution.shapes[draft.inputs[0][1]]
         if isinstance(shape, OpenShape):
             draft = resolution.drafts[shape.owner]
@@ -328,16 +426,26 @@ def open_shape_error(resolution: Resolution, value: int) -> IsomorphError:
     )
 
 
+def _argument_of(resolution: Resolution, variable: Unknown) -> str | None:
+    """The argument that states an unknown, if one does."""
+    if variable.argument:
+        return variable.argument
+    arguments = resolution.drafts[variable.owner].operator.arguments
+    return next((name for name, spec in arguments.items() if spec.size == variable.label), None)
+
+
+def _label(resolution: Resolution, variable: Unknown) -> str:
+    return _argument_of(resolution, variable) or variable.label
+
+
 def _not_unique(resolution: Resolution, conflict: Several | Undetermined) -> IsomorphError:
     variable = conflict.variable
     draft = resolution.drafts[variable.owner]
     operator = draft.operator
-    argument = variable.argument or next(
-        (name for name, spec in operator.arguments.items() if spec.size == variable.label), None
-    )
+    argument = _argument_of(resolution, variable)
     what = argument or variable.label
     if isinstance(conflict, Several):
-        values = " and ".join(map(str, conflict.values))
+        values = " or ".join(map(str, conflict.values))
         return IsomorphError(
             "E_AMBIGUOUS",
             f"{draft.name} ({operator.name}): {what} may be {values}",

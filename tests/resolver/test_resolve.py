@@ -212,7 +212,7 @@ def test_the_story_of_a_size_that_came_from_below() -> None:
         "  <definition>:3:19\n"
         "  3 | transformer_block(5)\n"
         "    |                   ^\n"
-        "  D=12 comes from n0 (linear) (line 1), as n3 (linear) (line 4) requires\n"
+        "  D=12 comes from n0 (linear) (line 1), as n3 = linear(in_features=12) (line 4) requires\n"
         "  heads that divide 12: 1, 2, 3, 4, 6, 12"
     )
     assert error("linear()\ntransformer_block(5)", input=("B", 8, 32), output=("B", 8, 12)) == (
@@ -269,7 +269,7 @@ def test_wrong_rank() -> None:
 
 def test_several_answers() -> None:
     assert error("a, b = split()\nconcat(b, a)", input=("B", 8)) == (
-        "E_AMBIGUOUS: n0 (split): size may be 1 and 2\n"
+        "E_AMBIGUOUS: n0 (split): size may be 1 or 2\n"
         "  <definition>:1:8\n"
         "  1 | a, b = split()\n"
         "    |        ^\n"
@@ -279,6 +279,71 @@ def test_several_answers() -> None:
         "E_AMBIGUOUS: reshape gives [B, 16, ...] for 64 elements per example"
     )
     assert error("reshape()\ntransformer_block(4)", input=("B", 12)).startswith("E_AMBIGUOUS: ")
+
+
+def test_a_candidate_is_an_example_and_no_fact() -> None:
+    assert error("reshape()\nattention(5)", input=("B", 64)) == (
+        "E_CONSTRAINT: no choice of the open sizes fits; "
+        "one of them fails because heads=5 does not divide the model width D=64\n"
+        "  <definition>:2:11\n"
+        "  2 | attention(5)\n"
+        "    |           ^\n"
+        "  open: size of axis 1 of n0 (reshape) (line 1)\n"
+        "  open: size of axis 2 of n0 (reshape) (line 1)"
+    )
+    text = "concat(attention(linear(x), 7), attention(linear(x), 7), axis=2)"
+    assert error(text, input=("B", 4, 3), output=("B", 4, 8)).startswith(
+        "E_CONSTRAINT: no choice of the open sizes fits; one of them fails because heads=7 does not divide"
+    )
+
+
+def test_a_contract_that_no_sizes_meet() -> None:
+    text = "a = linear(x)\nb = concat(a, a)\nc = linear(x)\nd = concat(c, c)\nconcat(b, d)"
+    assert error(text, input=("B", 3), output=("B", 7)) == (
+        "E_CONSTRAINT: no choice of the open sizes fits; one of them fails because "
+        "2*?+2 cannot be 7 (not a whole multiple of 2), as the output contract requires\n"
+        "  <definition>:5:1\n"
+        "  5 | concat(b, d)\n"
+        "    | ^\n"
+        "  open: out_features of n0 (linear) (line 1)\n"
+        "  open: out_features of n2 (linear) (line 3)"
+    )
+
+
+def test_two_open_shapes_in_a_row_are_ambiguous() -> None:
+    assert error("reshape()\nreshape()\nattention(2)", input=("B", 64)).startswith(
+        "E_AMBIGUOUS: n1 (reshape): size of axis 1 may be 1 or 2\n"
+    )
+
+
+def test_a_size_that_another_call_relays() -> None:
+    text = "h = linear()\nadd(h, linear(x, 5))\ntransformer_block(3)"
+    assert (
+        "D=5 comes from n0 (linear) (line 1), as n2 (add) (line 2) requires, "
+        "where it comes from n1 = linear(out_features=5) (line 2)"
+    ) in error(text, input=("B", 4, 3))
+    assert "D=6 comes from input x[B, 6, 7]" in error("transpose(1, 2)\nattention(5)", input=("B", 6, 7))
+    assert "D=7 comes from input x[B, 6, 5, 7]" in error("mean(2)\nattention(5)", input=("B", 6, 5, 7))
+
+
+def test_bounds_that_contradict_each_other() -> None:
+    assert error("a, b = split(9)\nconcat(a, b)\npos_embed(5)", input=("B", "T", 7)) == (
+        "E_CONSTRAINT: T would have to be at least 10 and at most 5\n"
+        "  <definition>:1:8\n"
+        "  1 | a, b = split(9)\n"
+        "    |        ^\n"
+        "  input x is [B, T, 7]\n"
+        "  n2 (pos_embed) (line 3) needs T to be at most 5\n"
+        "  n0 (split) (line 1) needs T-9 to be at least 1"
+    )
+
+
+def test_ties_in_a_ring() -> None:
+    assert error('linear(8, name="a", tie={"weight": "a.weight"})', input=("B", 8)).startswith(
+        "E_ARGUMENT: tie of weight: a parameter cannot be tied to itself\n"
+    )
+    ring = 'linear(8, name="a", tie={"weight": "b.weight"})\nlinear(8, name="b", tie={"weight": "a.weight"})'
+    assert error(ring, input=("B", 8)).endswith("one of the two must hold the parameter")
 
 
 def test_no_answer() -> None:
