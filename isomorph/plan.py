@@ -223,11 +223,16 @@ class Plan:
         return plan_to_json(self)
 
     @staticmethod
-    def from_json(text: str | bytes) -> Plan:
-        """Read :meth:`to_json`'s text. A single changed byte is E_INTEGRITY."""
+    def from_json(text: str | bytes, *, limits: Mapping[str, int] | None = None) -> Plan:
+        """Read :meth:`to_json`'s text. A single changed byte is E_INTEGRITY.
+
+        Args:
+            text: what :meth:`to_json` wrote.
+            limits: bounds as for ``resolve``; what the text asks for is held to them.
+        """
         from isomorph.serialization import plan_from_json
 
-        return plan_from_json(text)
+        return plan_from_json(text, limits)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Plan.from_json, (self.to_json(),)  # places in the source are closures, and stay behind
@@ -252,4 +257,4 @@ class Plan:
         """What differs, a line each: contracts, nodes added, removed or changed. Empty when equal."""
         from isomorph.show.difference import plan_difference
 
-        return plan_difference(self, other)
+        return plan_difference(self, Plan.expect(other))

@@ -1,17 +1,19 @@
-"""A plan as JSON, guarded by a digest over its exact text, and back without solving anything again."""
+"""A plan as JSON, guarded by a digest over its exact text and by its own definition, and back."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 from isomorph import initializers
-from isomorph.errors import IsomorphError
+from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import registry
 from isomorph.operators.declare import Conflict
 from isomorph.plan import Bound, Node, Plan, Value
 from isomorph.resolver.dimensions import parse_dimension
+from isomorph.resolver.resolve import resolve
 
 FORMAT = "isomorph-plan/1"
 _HEAD = '{"digest":"sha256:'
@@ -24,8 +26,11 @@ def plan_to_json(plan: Plan) -> str:
     return f"{_HEAD}{_digest(body)}{_MIDDLE}{body}}}"
 
 
-def plan_from_json(text: str | bytes) -> Plan:
+def plan_from_json(text: str | bytes, limits: Mapping[str, int] | None = None) -> Plan:
     """Read :func:`plan_to_json`'s text.
+
+    A digest can be made anew by anyone, so the plan is also compared with what its definition resolves to:
+    a text cannot smuggle in what no definition could say.
 
     Raises:
         IsomorphError: E_INTEGRITY when the text was altered or is no plan; E_OPERATOR when it names an
@@ -39,11 +44,20 @@ def plan_from_json(text: str | bytes) -> Plan:
                 "E_INTEGRITY", f"the plan's format is {data['format']!r}, this version reads {FORMAT!r}",
                 hints=["read it with the version of isomorph that wrote it"],
             )  # fmt: skip
-        return _plan_from_data(data)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        plan = _plan_from_data(data)
+    except (KeyError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise _altered(f"its contents do not make a plan ({type(error).__name__})") from None
     except Conflict as conflict:
         raise _altered(conflict.message) from None
+    try:
+        stated = resolve(plan.definition, dtype=plan.dtype, limits=limits, file="<saved plan>")
+    except IsomorphError as error:
+        if error.code == "E_RESOURCE":
+            raise
+        raise _altered(f"its definition does not resolve: {error.message}") from None
+    if stated != plan:
+        raise _altered("it is not what its definition says")
+    return stated
 
 
 def _digest(body: str) -> str:
@@ -51,6 +65,8 @@ def _digest(body: str) -> str:
 
 
 def _verified_body(text: str | bytes) -> str:
+    if not isinstance(text, str | bytes):
+        raise IsomorphError("E_ARGUMENT", f"a plan's JSON is text, got {shorten(type(text).__name__)}")
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")

@@ -55,7 +55,7 @@ def finish(resolution: Resolution, outputs: list[tuple[str, int]], definition: C
         outputs=tuple(outputs),
         nodes=nodes,
         bounds=_bounds(resolution),
-        definition=definition(_input_statements(resolution), _output_statements(resolution)),
+        definition=definition(_input_statements(resolution), _output_statements(resolution, outputs, shapes)),
         named_inputs=resolution.named_inputs,
     )
     _check_parameter_bytes(resolution, plan)
@@ -74,8 +74,12 @@ def _input_statements(resolution: Resolution) -> list[Contract]:
     ]
 
 
-def _output_statements(resolution: Resolution) -> list[Contract]:
-    return [Contract(one.name, _written(one.shape)) for one in resolution.output_contracts]
+def _output_statements(
+    resolution: Resolution, outputs: list[tuple[str, int]], shapes: list[Any]
+) -> list[Contract]:
+    if resolution.output_contracts:
+        return [Contract(one.name, _written(one.shape)) for one in resolution.output_contracts]
+    return [Contract(name, _written(shapes[value])) for name, value in outputs if name]
 
 
 def _written(shape: tuple[Any, ...]) -> tuple[int | str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -508,6 +510,67 @@ def test_a_changed_byte_is_refused(place: int) -> None:
     with pytest.raises(iso.IsomorphError) as caught:
         iso.Plan.from_json(changed)
     assert caught.value.code == "E_INTEGRITY"
+
+
+def forged(change: Any) -> str:
+    """A plan altered by someone who can compute digests."""
+    data = json.loads(iso.resolve(TEXT, input=("B", "T", 8), output=("B", "T", 4)).to_json())["plan"]
+    change(data)
+    body = json.dumps(data, separators=(",", ":"))
+    return f'{{"digest":"sha256:{sha256(body.encode()).hexdigest()}","plan":{body}}}'
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.update(dtype="float31"),
+        lambda data: data.update(values=[]),
+        lambda data: data.update(inputs=[["x", 99]]),
+        lambda data: data.update(outputs=[["", -1]]),
+        lambda data: data.update(outputs=[]),
+        lambda data: data.update(bounds={"T": ["a", "b"]}),
+        lambda data: data.update(definition="input('B', 3)\nrelu()"),
+        lambda data: data.update(definition=5),
+        lambda data: data.update(nodes=5),
+        lambda data: data["nodes"][0].update(name="a.b"),
+        lambda data: data["nodes"][0]["sizes"].update(D_in=-4),
+        lambda data: data["nodes"][0]["sizes"].update(D_in="abc"),
+        lambda data: data["nodes"][0]["sizes"].update(D_in=10**12),
+        lambda data: data["nodes"][0].update(trainable="abc"),
+        lambda data: data["nodes"][0].update(tie={"zzz": "n1.weight"}),
+        lambda data: data["nodes"][0].update(init={"zzz": {"scheme": "constant", "value": 1}}),
+        lambda data: data["nodes"][0].update(inputs=[["x", 4]]),
+        lambda data: data["nodes"][0].update(operator=7),
+    ],
+)
+def test_a_plan_that_no_definition_says_is_refused(change: Any) -> None:
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.Plan.from_json(forged(change))
+    assert caught.value.code in ("E_INTEGRITY", "E_ARGUMENT")
+
+
+def test_a_read_plan_is_held_to_limits() -> None:
+    text = iso.resolve("linear(100)", input=("B", 100)).to_json()
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.Plan.from_json(text, limits={"max_parameter_bytes": 40_399})
+    assert caught.value.code == "E_RESOURCE"
+
+
+@pytest.mark.parametrize("thing", [None, 5, {}, bytearray(b"{}")])
+def test_a_plan_is_read_from_text_alone(thing: Any) -> None:
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.Plan.from_json(thing)
+    assert caught.value.code == "E_ARGUMENT"
+
+
+def test_a_function_with_named_outputs_has_a_definition() -> None:
+    def network(x: Any) -> dict[str, Any]:
+        features = iso.ops.linear(6)
+        return {"logits": iso.ops.linear(3), "features": features}
+
+    plan = iso.resolve_function(network, input=("B", 4))
+    assert [name for name, _ in plan.outputs] == ["logits", "features"]
+    assert iso.resolve(plan.definition) == plan
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, b"\xff\xfe", '{"digest":"sha256:', "null"])
