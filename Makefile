@@ -1,7 +1,7 @@
 # make demo   train a small vision transformer on handwritten digits and verify it
 # make test   the whole test suite
 # make check  formatting, lint, types and the fast tests
-# make bench  measurements against peers (results under benchmarks/)
+# make bench  measurements against peers, by turns
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-exhaustive check bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/isomorph show examples/digits_vit.net
@@ -19,14 +19,19 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+test-exhaustive: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m exhaustive
+
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not exhaustive"
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/resolve.py
+	$(BIN)/python benchmarks/torch_block.py
+	$(BIN)/python benchmarks/flax_block.py
 
 clean:
 	rm -rf $(VENV) .cache build dist

@@ -1,3 +1,5 @@
+import itertools
+
 """The two plain Flax blocks, sentence by sentence of what they promise."""
 
 from functools import partial
@@ -80,6 +82,19 @@ def test_bit_equal_to_flax_own_initialisation(T, D, H, F):
         got = encoder_block_forward(seed, x, H, F)
         assert (got.shape, got.dtype) == ((T * D,), jnp.float32)
         assert jnp.array_equal(got, independent_forward(seed, x, H, F))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("D", [4, 8, 48])
+def test_bit_equal_over_the_whole_grid(D):
+    """1,360 cases in all, about two minutes: ``make test-exhaustive``."""
+    for H in (n for n in range(1, D + 1) if D % n == 0):
+        for T, F in itertools.product((1, 2, 5, 16), sorted({1, D - 1, D, 4 * D})):
+            x = draw(T, D, seed=T * D + F)
+            for seed in SEEDS:
+                got = encoder_block_forward(seed, x, H, F)
+                assert got.shape == (T * D,)
+                assert jnp.array_equal(got, independent_forward(seed, x, H, F)), (seed, T, D, H, F)
 
 
 @pytest.mark.parametrize(("D", "heads"), [(4, (1, 2, 4)), (8, (1, 2, 4, 8)), (48, (1, 3, 16, 48))])
