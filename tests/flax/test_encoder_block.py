@@ -2,6 +2,7 @@ import itertools
 
 """The two plain Flax blocks, sentence by sentence of what they promise."""
 
+import itertools
 from functools import partial
 
 import jax
