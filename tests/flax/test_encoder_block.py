@@ -1,5 +1,3 @@
-import itertools
-
 """The two plain Flax blocks, sentence by sentence of what they promise."""
 
 import itertools
