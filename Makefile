@@ -1,6 +1,7 @@
 # make demo   train a small vision transformer on handwritten digits and verify it
 # make test   the whole test suite
 # make check  formatting, lint, types and the fast tests
+# make docs   the documentation as a site, in build/docs
 # make bench  measurements against peers, by turns
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-exhaustive check bench clean
+.PHONY: demo test test-exhaustive check bench docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/isomorph show examples/digits_vit.net
@@ -33,6 +34,10 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/torch_block.py
 	$(BIN)/python benchmarks/flax_block.py
 
+docs: $(VENV)/.docs
+	$(BIN)/isomorph docs --out docs/operators
+	$(BIN)/python -m sphinx -q -b html docs build/docs
+
 clean:
 	rm -rf $(VENV) .cache build dist
 
@@ -46,4 +51,8 @@ $(VENV)/.demo: $(SETTINGS) | $(BIN)/python
 
 $(VENV)/.test: $(SETTINGS) | $(BIN)/python
 	$(PIP) --editable '.[torch,flax,train,dev]'
+	touch $@
+
+$(VENV)/.docs: $(SETTINGS) | $(BIN)/python
+	$(PIP) --editable '.[docs]'
 	touch $@
