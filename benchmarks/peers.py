@@ -57,7 +57,9 @@ class _Anything(type):
 class _Stub(types.ModuleType):
     """A module whose every attribute is a class that nothing calls."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):

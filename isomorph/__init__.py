@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isomorph import ops as ops
+    from isomorph.checkpoints.exporting import export_checkpoint as export_checkpoint
+    from isomorph.checkpoints.importing import import_checkpoint as import_checkpoint
     from isomorph.errors import IsomorphError as IsomorphError
     from isomorph.operators.declare import INFERRED as INFERRED
     from isomorph.operators.declare import Conflict as Conflict
@@ -38,6 +40,8 @@ _HOMES = {
     "Parameter": "isomorph.operators.declare",
     "argument": "isomorph.operators.declare",
     "operator": "isomorph.operators.declare",
+    "export_checkpoint": "isomorph.checkpoints.exporting",
+    "import_checkpoint": "isomorph.checkpoints.importing",
     "resolve": "isomorph.resolver.resolve",
     "resolve_file": "isomorph.resolver.resolve",
     "resolve_function": "isomorph.resolver.resolve",
@@ -56,6 +60,8 @@ __all__ = [  # checked against _HOMES by a test
     "Parameter",
     "Plan",
     "argument",
+    "export_checkpoint",
+    "import_checkpoint",
     "initial_weights",
     "load",
     "operator",
@@ -75,7 +81,12 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _MODULES:
-        return importlib.import_module(f"isomorph.{name}")
+        from isomorph.errors import IsomorphError, MissingAttributeError
+
+        try:
+            return importlib.import_module(f"isomorph.{name}")
+        except IsomorphError as error:  # its framework is not installed
+            raise MissingAttributeError(error.code, error.message, error.location, error.hints) from None
     raise AttributeError(f"module 'isomorph' has no attribute {name!r}")
 
 

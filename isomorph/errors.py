@@ -85,14 +85,20 @@ class IsomorphError(Exception):
         return "\n".join(lines)
 
 
-def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """The choices that a mistyped word most resembles, best first."""
+class MissingAttributeError(IsomorphError, AttributeError):
+    """An attribute of the package that is not there, so that ``hasattr`` and ``getattr`` work as usual."""
+
+
+def nearest(word: object, choices: Iterable[object], count: int = 3) -> list[str]:
+    """The choices that a mistyped word most resembles, best first; none for what is no string."""
+    if not isinstance(word, str):
+        return []
     from difflib import get_close_matches  # loaded only when something went wrong
 
     return get_close_matches(word[:100], [str(choice) for choice in choices], n=count, cutoff=0.6)
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> list[str]:
+def did_you_mean(word: object, choices: Iterable[object]) -> list[str]:
     """A hint line for a mistyped word, or none."""
     found = nearest(word, choices)
     return [f"did you mean {' or '.join(found)}?"] if found else []

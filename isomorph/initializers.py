@@ -7,6 +7,7 @@ second axis times its receptive field, fan_out that of the first.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import hypot
 from typing import Any, ClassVar
 
 from isomorph.errors import IsomorphError, did_you_mean, shorten
@@ -68,6 +69,13 @@ class Uniform(Initializer):
     low: float = 0.0
     high: float = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise IsomorphError(
+                "E_ARGUMENT", f"{self.scheme}: low must not exceed high, got low={self.low}, high={self.high}"
+            )
+
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initializer):
@@ -118,7 +126,7 @@ class Kaiming(Initializer):
     def gain(self) -> float:
         """The factor that keeps the variance through the nonlinearity."""
         if self.nonlinearity == "leaky_relu":
-            return (2.0 / (1.0 + self.a**2)) ** 0.5
+            return 2.0**0.5 / hypot(1.0, self.a)  # a square could overflow
         return GAINS[self.nonlinearity]
 
 

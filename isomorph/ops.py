@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from isomorph import initializers
-from isomorph.errors import IsomorphError
+from isomorph.errors import IsomorphError, MissingAttributeError
 from isomorph.language.capture import located, record
 from isomorph.operators import registry
 
@@ -22,7 +22,8 @@ def __getattr__(name: str) -> Callable[..., Any]:
         return _initializer(name)
     operator = registry.get(name)
     if operator is None:
-        raise located(registry.unknown(name))
+        error = located(registry.unknown(name))
+        raise MissingAttributeError(error.code, error.message, error.location, error.hints)
     function = _recording(name, len(operator.signature.outputs))
     function.__doc__ = operator.__doc__
     return function

@@ -107,6 +107,14 @@ class Primitives(Protocol):
         """Axes of size 1 repeated to ``shape``; same rank."""
         ...
 
+    def select(self, x: Tensor, mask: Tensor) -> Tensor:
+        """``x`` where ``mask`` is True, zeros elsewhere: ``[B, S, D], [B, S]:bool -> [B, S, D]``.
+
+        By selection, not by a product: a NaN or infinity where the mask is False reaches neither the result
+        nor a gradient.
+        """
+        ...
+
     def mean(self, x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
         """Arithmetic mean along one axis, accumulated in float32 at least. No elements: E_RUNTIME."""
         ...

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isomorph.backends.available import Gradients, Harness, available, load
-from isomorph.errors import IsomorphError
+from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import registry
 from isomorph.operators.declare import Operator
 from isomorph.operators.pattern import Signature
@@ -100,29 +100,82 @@ def check_operator(
         Every comparison made, with its difference and its bound.
 
     Raises:
-        IsomorphError: E_OPERATOR listing all faults of the declaration or all disagreements with their
-            numbers; E_BACKEND for a backend that is not installed; whatever an example raises.
+        IsomorphError: E_OPERATOR listing all faults of the declaration, parameters that nothing depends on,
+            or all disagreements with their numbers; E_ARGUMENT for what is no operator; E_BACKEND for a
+            backend that is not installed.
+        Exception: whatever an example raises, with a note that names the operator and the example.
     """
-    if isinstance(operator, str):
-        found = registry.get(operator)
-        if found is None:
-            raise registry.unknown(operator)
-        operator = found
+    operator = _declared(operator)
     _refuse(operator, "is not declared completely", declaration_faults(operator))
     names = tuple(available()) if backends is None else tuple(backends)
     harnesses = {name: load(name) for name in names}
     report = Report(operator.identity, names)
-    for number, example in enumerate(operator.examples, 1):
-        plan = resolve_example(example)
-        _refuse(operator, f"has an example {number} that does not survive", plan_faults(plan))
-        report.comparisons += compare_outputs(plan, harnesses, number, seed)
-        if plan.dtype != "float64":  # once more at one size, where small faults show
-            sizes = sample_sizes(plan)[:1]
-            report.comparisons += compare_outputs(plan, harnesses, number, seed, "float64", sizes)
-        report.comparisons += compare_gradients(plan, harnesses, number, seed)
+    idle, busy = set[str](), set[str]()
+    for number in range(1, len(operator.examples) + 1):
+        try:
+            plan = _check_example(operator, number, harnesses, seed, report)
+            unused = idle_parameters(plan, operator)
+        except Exception as error:
+            error.add_note(f"in example {number} of {operator.identity}")
+            raise
+        idle |= {path for path, is_unused in unused.items() if is_unused}
+        busy |= {path for path, is_unused in unused.items() if not is_unused}
+    _refuse(operator, "declares parameters that no example's outputs depend on", sorted(idle - busy))
     operator_page(operator)
     _refuse(operator, "does not compute what the reference computes", report.failures)
     return report
+
+
+def _declared(operator: Any) -> type[Operator]:
+    """The operator of a name, or a class that is one already."""
+    if isinstance(operator, str):
+        found = registry.get(operator)
+        if found is None:
+            raise registry.unknown(operator)
+        return found
+    if isinstance(operator, type) and issubclass(operator, Operator) and hasattr(operator, "identity"):
+        return operator
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"expected an operator or its name, got {shorten(operator)}",
+        hints=['an operator is a subclass of iso.Operator decorated with @iso.operator("its_name", ...)'],
+    )
+
+
+def _check_example(
+    operator: type[Operator], number: int, harnesses: Mapping[str, Harness], seed: int, report: Report
+) -> Plan:
+    """Compare one example, counted from 1, in every backend."""
+    plan = resolve_example(operator.examples[number - 1])
+    _refuse(operator, f"has an example {number} that does not survive", plan_faults(plan))
+    report.comparisons += compare_outputs(plan, harnesses, number, seed)
+    if plan.dtype != "float64":  # once more at one size, where small faults show
+        sizes = sample_sizes(plan)[:1]
+        report.comparisons += compare_outputs(plan, harnesses, number, seed, "float64", sizes)
+    report.comparisons += compare_gradients(plan, harnesses, number, seed)
+    return plan
+
+
+def idle_parameters(plan: Plan, operator: type[Operator]) -> dict[str, bool]:
+    """Whether no output of the plan is computed from a parameter, by its path inside the operator's nodes.
+
+    Read from the recorded program, not from values: a key's bias without rotary positions is used, although
+    its gradient is zero.
+    """
+    from isomorph.backends.trace.build import trace
+
+    program = trace(plan, sample_sizes(plan)[0])
+    needed = {tensor.id for tensor in program.outputs.values()}
+    for step in reversed(program.steps):
+        if needed.intersection(step.outputs):
+            needed.update(step.inputs)
+    found: dict[str, bool] = {}
+    for parameter in plan.parameters:
+        node = plan.nodes[parameter.node]
+        if node.operator.identity == operator.identity:
+            path = parameter.path.removeprefix(f"{node.name}.")
+            found[path] = found.get(path, True) and program.parameters[parameter.path].id not in needed
+    return found
 
 
 def _refuse(operator: type[Operator], what: str, faults: Iterable[Any]) -> None:

@@ -14,10 +14,11 @@ import isomorph
 PACKAGE = Path(isomorph.__file__).parent
 
 # Each part may import itself and the parts listed; everything may import the foundation.
-FOUNDATION = {"errors", "limits", "initializers", "primitives"}
+FOUNDATION = {"errors", "limits", "initializers", "paths", "primitives"}
 MAY_IMPORT = {
     "errors": set(),
     "limits": set(),
+    "paths": set(),
     "initializers": set(),
     "primitives": set(),
     "language": set(),
@@ -27,6 +28,7 @@ MAY_IMPORT = {
     "plan": {"operators", "resolver", "serialization", "show"},  # the last two lazily, from methods
     "serialization": {"operators", "resolver", "plan"},
     "weights": {"plan", "operators", "serialization", "resolver"},
+    "checkpoints": {"plan", "operators", "resolver", "weights", "backends"},
     "backends": {"plan", "operators", "weights", "resolver", "training", "torch", "reference"},
     "nnx": {"backends", "weights", "plan"},
     "linen": {"backends", "weights", "plan"},
@@ -40,6 +42,7 @@ MAY_IMPORT = {
 STANDARD_ONLY = (
     "errors",
     "limits",
+    "paths",
     "initializers",
     "primitives",
     "language",

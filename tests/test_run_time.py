@@ -227,6 +227,17 @@ def test_a_frozen_flag_for_a_tied_parameter_belongs_to_its_owner():
     )
 
 
+def test_a_frozen_node_cannot_freeze_what_it_borrows():
+    text = TOKENS.replace("bias=False, tie={", "trainable=False, tie={")
+    assert refusal(iso.resolve, text) == (
+        "E_ARGUMENT: trainable of weight: it is tied to wte.weight, which says whether it is trained\n"
+        "  <definition>:7:22\n"
+        '  7 | linear(50, trainable=False, tie={"weight": "wte.weight"})\n'
+        "    |                      ^\n"
+        '  say it of the others alone: trainable={"bias": False}'
+    )
+
+
 def test_a_floating_input_of_another_dtype_says_how_to_mend_it():
     assert refusal(iso.resolve, "relu()", input=("B", 2), input_dtype="bfloat16") == (
         "E_DTYPE: relu: input x must be float32, input x is bfloat16\n"

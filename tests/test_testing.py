@@ -8,6 +8,7 @@ import pytest
 import isomorph as iso
 from isomorph import testing
 from isomorph.backends.available import REQUIRES, available, load
+from isomorph.initializers import Constant
 from isomorph.operators import registry
 
 torch = pytest.importorskip("torch")
@@ -388,3 +389,41 @@ def test_a_backend_that_is_not_installed(monkeypatch):
         "E_BACKEND: the backend 'torch' needs no_such_framework, which is not installed\n"
         '  pip install "isomorph[torch]"'
     )
+
+
+@pytest.mark.parametrize("wrong", [5, None, iso.Operator, object])
+def test_what_is_no_operator(wrong):
+    with pytest.raises(iso.IsomorphError) as caught:
+        testing.check_operator(wrong)
+    assert (caught.value.code, caught.value.message) == (
+        "E_ARGUMENT", f"expected an operator or its name, got {wrong!r}",
+    )  # fmt: skip
+
+
+def test_what_an_example_raises_says_in_which():
+    def forward(self, m, F, x):
+        raise ZeroDivisionError("of the author's own")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        testing.check_operator(declare(forward=forward))
+    assert caught.value.__notes__[-1] == "in example 1 of harness_test_double@1"
+
+
+def test_a_parameter_that_nothing_depends_on():
+    ones = iso.Parameter((1,), Constant(1.0))
+
+    def forward(self, m, F, x):
+        F.tanh(m.shift)  # looked at, and dropped
+        return x * m.gain
+
+    with pytest.raises(iso.IsomorphError) as caught:
+        testing.check_operator(
+            declare(forward=forward, parameters=lambda self: {"gain": ones, "shift": ones, "bias": ones})
+        )
+    assert str(caught.value) == (
+        "E_OPERATOR: harness_test_double@1 declares parameters that no example's outputs depend on\n"
+        "  bias\n"
+        "  shift"
+    )
+    plan = iso.resolve("attention(2)", input=("B", 3, 4))  # the key's bias has no effect, and is used
+    assert not any(testing.idle_parameters(plan, type(plan.nodes[0].operator)).values())

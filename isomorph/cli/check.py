@@ -18,7 +18,8 @@ def run(files: list[str], contracts: Contracts, *, json: bool, quiet: bool) -> N
         print(json_text.dumps([result for result, _ in results], indent=2))
     for result, error in results:
         if error is not None:
-            print(error, file=sys.stderr)
+            # A place names the file; without one, say which of several is meant.
+            print(error if error.location is not None else f"{result['file']}: {error}", file=sys.stderr)
         elif not json and not quiet:
             print(f"{result['file']}: {result['contract']}, {result['parameter_count']:,} parameters")
     if any(error is not None for _, error in results):
@@ -29,7 +30,16 @@ def _check(file: str, contracts: Contracts) -> tuple[dict[str, Any], IsomorphErr
     try:
         plan = open_network(file, contracts).plan
     except IsomorphError as error:
-        return {"file": file, "ok": False, "code": error.code, "message": str(error)}, error
+        place = error.location
+        return {
+            "file": file,
+            "ok": False,
+            "code": error.code,
+            "message": error.message,
+            "line": place.line if place is not None else None,
+            "column": place.column if place is not None else None,
+            "hints": list(error.hints),
+        }, error
     return {
         "file": file,
         "ok": True,

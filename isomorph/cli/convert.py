@@ -23,6 +23,7 @@ import numpy as np
 from isomorph.backends.jax.layers import places
 from isomorph.cli.network import open_network
 from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.paths import path_text
 from isomorph.plan import Plan
 from isomorph.weights.atomic import atomic_write
 
@@ -81,7 +82,9 @@ def tensors(plan: Plan, weights: Mapping[str, np.ndarray], to: str) -> dict[str,
 def _target(model: Path, to: str, out: str | None) -> Path:
     """Where to write; E_ARGUMENT for the model itself."""
     source = model / "model.safetensors" if model.is_dir() else model
-    target = source.with_name(f"{source.stem}.{to}.safetensors") if out is None else Path(out)
+    target = (
+        source.with_name(f"{source.stem}.{to}.safetensors") if out is None else Path(path_text(out, "--out"))
+    )
     if target.exists() and target.samefile(source):
         raise IsomorphError(
             "E_ARGUMENT",

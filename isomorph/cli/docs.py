@@ -7,6 +7,7 @@ from pathlib import Path
 
 from isomorph.errors import IsomorphError
 from isomorph.operators import registry
+from isomorph.paths import path_text
 from isomorph.show.page import catalogue_page, docstring, operator_page
 
 
@@ -15,7 +16,7 @@ def run(operator: str | None, out: str | None) -> None:
     if out is not None:
         if operator is not None:
             raise IsomorphError("E_ARGUMENT", "--out writes every page; leave out the operator")
-        write_pages(Path(out))
+        write_pages(Path(path_text(out, "--out")))
     elif operator is None:
         print_catalogue()
     else:

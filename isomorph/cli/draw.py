@@ -6,6 +6,7 @@ import sys
 
 from isomorph.cli.network import Contracts, open_network, read_sizes
 from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.paths import path_text
 
 FORMATS = ("svg", "mermaid")
 DEFAULT_LENGTH = 8
@@ -70,6 +71,7 @@ def write(path: str, content: bytes) -> None:
     """Write a file atomically; E_ARGUMENT when it cannot be written."""
     from isomorph.weights.atomic import atomic_write
 
+    path = path_text(path, "--out")
     try:
         atomic_write(path, content)
     except OSError as error:

@@ -6,6 +6,9 @@ the verb runs.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 from typing import Annotated
 
@@ -222,6 +225,44 @@ def convert(
     run(model, to, out, json=json, quiet=quiet)
 
 
+@app.command("import")
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A directory with config.json and its weights.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="MODEL", help="A .safetensors file, or a directory.")
+    ],
+    dtype: Annotated[str | None, typer.Option("--dtype", help="That of the tensors where omitted.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Turn a published checkpoint into a definition and a model.
+
+    The definition is written beside the model, as text to read and edit.
+    """
+    from isomorph.cli.import_ import run
+
+    run(source, out, dtype, json=json, quiet=quiet)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or a run's directory.")],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The directory to write.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: for transformers.")] = "hf",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model for another library.
+
+    The network must be laid out as a published family, such as GPT-2, whatever its nodes are called.
+    """
+    from isomorph.cli.export import run
+
+    run(model, to, out, json=json, quiet=quiet)
+
+
 @app.command()
 def docs(
     operator: Annotated[str | None, typer.Argument(help="An operator; the catalogue if omitted.")] = None,
@@ -236,9 +277,31 @@ def docs(
 
 
 def main() -> None:
-    """Run the command; an error that isomorph raises on purpose is shown without a traceback."""
+    """Run the command; an error that isomorph raises on purpose is shown without a traceback.
+
+    So is output that cannot be written, with status 1; if nobody reads it any more, nothing is said.
+    """
     try:
-        app(prog_name="isomorph")
+        try:
+            app(prog_name="isomorph")
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a full disk can still be told
     except IsomorphError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.filename is not None:  # of a file, which whoever opened it should have told
+            raise
+        _discard_output()
+        if error.errno != errno.EPIPE:
+            print(f"isomorph: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """Let the interpreter's own last flush succeed."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

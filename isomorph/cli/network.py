@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from isomorph.errors import IsomorphError, shorten
+from isomorph.paths import path_text
 from isomorph.plan import Plan
 
 Contracts = tuple[list[str] | None, list[str] | None, str | None, list[str] | None]
@@ -32,9 +33,11 @@ def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> 
         IsomorphError: of the definition or the model; E_ARGUMENT for contracts that cannot be read, or that
             are given for a saved model, which has its own.
     """
-    path = Path(file)
+    path = Path(path_text(file, "FILE"))
     model = path / "model.safetensors" if path.is_dir() else path
     if model.suffix == ".safetensors":
+        if path.is_dir() and not model.exists():
+            raise _no_model(path)
         if any(contracts):
             raise IsomorphError(
                 "E_ARGUMENT",
@@ -54,9 +57,35 @@ def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> 
     }
     if dtype is not None:
         arguments["dtype"] = dtype
-    if file == "-":
-        return NetworkFile(resolve(sys.stdin.buffer.read(), file="<stdin>", **arguments), None)
-    return NetworkFile(resolve_file(file, **arguments), None)
+    try:
+        if file == "-":
+            return NetworkFile(resolve(sys.stdin.buffer.read(), file="<stdin>", **arguments), None)
+        return NetworkFile(resolve_file(file, **arguments), None)
+    except IsomorphError as error:
+        if (error.code, error.message) != ("E_BINDING", "no input is declared"):
+            raise
+        hint = '--input B,8,32, or begin the definition with input("B", 8, 32)'  # as one says it here
+        raise IsomorphError(error.code, error.message, error.location, [hint]) from None
+
+
+def _no_model(directory: Path) -> IsomorphError:
+    """What a directory without a model is: an unfinished run, or none."""
+    from isomorph.training.checkpoint import RunDirectory, settings_of
+
+    if settings_of(directory):
+        steps = next((path.stem.partition("-")[2] for path in RunDirectory(directory).checkpoints()), "0")
+        return IsomorphError(
+            "E_CHECKPOINT",
+            f"{directory} holds an unfinished run, saved after step {int(steps):,}, and no model yet",
+            hints=[
+                f"isomorph train with --resume continues it; its network is {directory / 'definition.net'}"
+            ],
+        )
+    return IsomorphError(
+        "E_CHECKPOINT",
+        f"{directory} is a directory without a model.safetensors",
+        hints=["give a definition (.net), a saved model, or the directory of a finished run"],
+    )
 
 
 def read_named(option: str, values: Sequence[str] | None, read: Callable[[str], Any]) -> Any:
@@ -98,7 +127,11 @@ def read_sizes(values: Sequence[str] | None) -> dict[str, int]:
     found = {}
     for value in values or ():
         name, _, size = value.partition("=")
-        if not name.strip() or not size.strip().isdecimal() or len(size) > 18:
+        if not name.strip() or not size.strip().isdecimal():
             raise IsomorphError("E_ARGUMENT", f"--size is written as T=16, got {shorten(value)}")
+        if len(size.strip()) > 18:
+            raise IsomorphError(
+                "E_ARGUMENT", f"--size {name.strip()} has at most 18 digits, got {shorten(value)}"
+            )
         found[name.strip()] = int(size)
     return found

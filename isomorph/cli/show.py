@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from isomorph.cli.network import Contracts, open_network, read_sizes
@@ -25,7 +26,7 @@ def run(
     print(plan)
     print()
     print(f"Parameters: {plan.parameter_count:,}")
-    frozen = sum(_elements(p.shape) for p in plan.parameters if not p.trainable)
+    frozen = sum(prod(p.shape) for p in plan.parameters if not p.trainable)
     if frozen:
         print(f"Frozen: {frozen:,}")
     print()
@@ -135,13 +136,6 @@ def contract(plan: Plan) -> str:
         )
 
     return f"{side(plan.inputs)} -> {side(plan.outputs)}"
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def of_bytes(count: int) -> str:

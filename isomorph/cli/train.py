@@ -6,7 +6,7 @@ import json as json_text
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import log
 from pathlib import Path
 from types import FrameType
@@ -14,6 +14,7 @@ from typing import Any
 
 from isomorph.cli.network import Contracts, open_network
 from isomorph.errors import IsomorphError
+from isomorph.paths import path_text
 from isomorph.training.checkpoint import settings_of
 from isomorph.training.config import TrainingConfig
 from isomorph.training.loop import Outcome, Reporter, Silence, train
@@ -45,9 +46,11 @@ def run(
             f"{file} is a saved model; training starts from a definition",
             hints=["a run's own directory has its definition.net"],
         )
-    directory = Path(out) if out is not None else Path("runs") / (Path(file).stem or "run")
+    directory = (
+        Path(path_text(out, "--out")) if out is not None else Path("runs") / (Path(file).stem or "run")
+    )
     config = configuration(settings, directory, resume)
-    with _stopping() as stop:
+    with _stopping(quiet) as stop:
         outcome = train(
             network.plan,
             config,
@@ -107,14 +110,21 @@ def _reporter() -> Reporter:
 
 
 @contextmanager
-def _stopping() -> Iterator[list[int]]:
+def _stopping(quiet: bool) -> Iterator[list[int]]:
     """A list that is no longer empty once the process was asked to stop; asked again, it stops at once."""
     asked: list[int] = []
     before = {}
 
+    def restore() -> None:
+        for number, handler in before.items():  # None: not installed from Python, and so not restorable
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        signal.signal(number, before[number])
+        restore()  # of both: the next signal, whichever it is, acts at once
+        if not quiet:
+            with suppress(RuntimeError, OSError):  # the signal may have come in the middle of a line
+                print("stopping after this step; again to stop at once", file=sys.stderr, flush=True)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.getsignal(number)
@@ -122,5 +132,4 @@ def _stopping() -> Iterator[list[int]]:
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()

@@ -39,9 +39,11 @@ def capture(
     tensor is the output), a tensor, or a dictionary of tensors (named outputs).
 
     Raises:
-        IsomorphError: E_BINDING when the function cannot take the inputs, returns something else, or is
+        IsomorphError: E_ARGUMENT for what cannot be called; E_BINDING when the function cannot take the inputs, returns something else, or is
             called while another is being recorded; and whatever its calls raise, with the place in its file.
     """
+    if not callable(function):
+        raise IsomorphError("E_ARGUMENT", f"the network is a function, got {shorten(function)}")
     if _recorder.get() is not None:
         raise IsomorphError(
             "E_BINDING",

@@ -169,12 +169,20 @@ def axis_of(dim: int, rank: int, argument_name: str) -> int:
         raise Conflict(
             f"{argument_name}={dim} is not an axis of a tensor of rank {rank}",
             argument=argument_name,
-            hints=(f"axes: 1 to {rank - 1}, or -{rank - 1} to -1",) if rank > 1 else (),
+            hints=_axes(rank),
         )
     if axis == 0:
         raise Conflict(
             f"{argument_name}={dim} is the batch axis, which this operator leaves alone",
             argument=argument_name,
-            hints=(f"axes: 1 to {rank - 1}, or -{rank - 1} to -1",) if rank > 1 else (),
+            hints=_axes(rank),
         )
     return axis
+
+
+def _axes(rank: int) -> tuple[str, ...]:
+    """The non-batch axes of a tensor of a rank, in a line for people."""
+    if rank < 2:
+        return ()
+    last = rank - 1
+    return ("axes: 1, or -1",) if last == 1 else (f"axes: 1 to {last}, or -{last} to -1",)

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from isomorph.operators.activation import Dropout
 from isomorph.operators.declare import Conflict, Example, Operator, argument, operator
 from isomorph.operators.linear import Linear
-from isomorph.operators.normalization import RMSNorm
+from isomorph.operators.normalization import RMSNorm, check_epsilon
 from isomorph.operators.rotary import ROPE_SCALINGS, rope_frequencies, rotate
 from isomorph.primitives import Primitives, Tensor
 
+SOFTCAP_RANGE = (1e-30, 1e30)  # what float32 holds, with room for the scores
 QK_NORMS = ("none", "rms_norm", "l2_norm")
 
 
@@ -54,6 +55,15 @@ class MultiHeadAttention(Operator):
         return self.kv_heads or self.heads
 
     def check_widths(self, D: int) -> None:
+        check_epsilon(self.eps)
+        low, high = SOFTCAP_RANGE
+        if self.logit_softcap and not low <= self.logit_softcap <= high:
+            raise Conflict(
+                f"logit_softcap must be 0 or between {low:g} and {high:g}, got {self.logit_softcap}",
+                argument="logit_softcap",
+                code="E_ARGUMENT",
+                hints=("float32 neither divides by less nor multiplies by more",),
+            )
         if not self.head_dim:
             check_heads(self.heads, D)
         if self.heads % self.key_value_heads:
@@ -115,7 +125,8 @@ class Attention(MultiHeadAttention):
     **Who may attend to whom.** `causal=True` lets position t attend to positions <= t; `window_size=w`
     keeps the last w of them (without `causal`, the w - 1 on either side as well as itself). The optional
     `mask` is True where a position may be attended. A query that may attend nothing yields zeros before
-    the output projection, and hidden values never leak.
+    the output projection, and hidden keys and values never leak. A hidden position still has a query and an
+    output row of its own: a NaN there makes that row NaN, and so the gradients of the projections.
 
     **Rotary positions.** `rope=True` rotates feature i of every query and key head with feature
     i + d/2, by position times `rope_theta ** (-2i/d)`. `rope_scaling="linear"` divides the angles by
@@ -124,9 +135,9 @@ class Attention(MultiHeadAttention):
 
     causal: bool = argument(False, doc="Attend only to the present and the past.")
     rope: bool = argument(False, doc="Rotate queries and keys by their position.")
-    rope_theta: float = argument(10000.0, above=0, doc="Base of the rotation frequencies.")
+    rope_theta: float = argument(10000.0, minimum=1, doc="Base of the rotation frequencies.")
     rope_scaling: str = argument("none", choices=ROPE_SCALINGS, doc="How to stretch the rotation.")
-    rope_scale: float = argument(1.0, above=0, doc="Factor of `rope_scaling`.")
+    rope_scale: float = argument(1.0, minimum=1, doc="Factor of `rope_scaling`.")
     window_size: int = argument(0, minimum=0, doc="Positions within reach; 0 for all.")
 
     examples: ClassVar = (
@@ -150,6 +161,10 @@ class Attention(MultiHeadAttention):
     def check(self, D: int) -> None:
         self.check_widths(D)
         if self.rope and self.head_width(D) % 2:
+            if self.head_dim:
+                raise Conflict(
+                    f"rope needs an even head width, got head_dim={self.head_dim}", argument="head_dim"
+                )
             raise Conflict(
                 f"rope needs an even head width, got {self.head_width(D)} (D={D}, heads={self.heads})",
                 argument="rope",
@@ -182,7 +197,7 @@ class CrossAttention(MultiHeadAttention):
     """Multi-head attention from one sequence to another: queries from `x`, keys and values from `context`.
 
     The arguments mean what they mean in `attention`. The optional `mask` is True where a position of
-    `context` may be attended.
+    `context` may be attended; what stands at the others, NaN too, reaches no output and no gradient.
     """
 
     examples: ClassVar = (
@@ -201,6 +216,8 @@ class CrossAttention(MultiHeadAttention):
     def forward(
         self, m: Any, F: Primitives, x: Tensor, context: Tensor, mask: Tensor | None = None
     ) -> Tensor:
+        if mask is not None:  # lest 0 * NaN stand in the projections' gradients
+            context = F.select(context, mask)  # (B, S, D_ctx)
         q, k, v = self.heads_of(m, F, x, context)
         out = F.attention(
             q, k, v, mask, softcap=self.logit_softcap, dropout=m.dropout if self.dropout else None

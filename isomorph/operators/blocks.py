@@ -9,7 +9,7 @@ from isomorph.operators.activation import ACTIVATIONS
 from isomorph.operators.attention import Attention, check_heads
 from isomorph.operators.declare import Example, Operator, Parameter, argument, operator
 from isomorph.operators.feed_forward import FeedForward
-from isomorph.operators.normalization import LayerNorm, RMSNorm
+from isomorph.operators.normalization import LayerNorm, RMSNorm, check_epsilon
 from isomorph.primitives import Primitives, Tensor
 
 
@@ -17,9 +17,11 @@ class PreNormBlock(Operator):
     """Two residual branches, each reading a normalized copy of its input."""
 
     heads: int
+    eps: float
 
     def check(self, D: int) -> None:
         check_heads(self.heads, D)
+        check_epsilon(self.eps)
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         x = x + self.scaled(m, "gamma1", m.attn(m.norm1(x)))  # (B, T, D)
@@ -209,6 +211,7 @@ class PostNormBlock(Operator):
 
     def check(self, D: int) -> None:
         check_heads(self.heads, D)
+        check_epsilon(self.eps)
 
     def children(self, D: int) -> dict[str, Operator]:
         norm = LayerNorm.of(D=D, eps=self.eps)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.initializers import Initializer, Uniform
+from isomorph.operators import soundness
 from isomorph.operators.pattern import Signature
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Argument:
             and value - value == 0  # neither infinite nor NaN
         ):
             raise self.refuse(value, f"must be {self.constraints().replace('; ', ' and ') or 'finite'}")
-        return value
+        return value + 0.0 if self.type is float else value  # -0.0 means 0.0: equal values are one instance
 
     def refuse(self, value: Any, expected: str, hints: tuple[str, ...] = ()) -> Conflict:
         return Conflict(
@@ -200,6 +201,7 @@ class Operator:
     defaults: ClassVar[dict[str, Any]]
     required: ClassVar[tuple[str, ...]]
     inferred: ClassVar[tuple[tuple[str, str], ...]]
+    stating: ClassVar[tuple[tuple[str, str], ...]]
     sizing: ClassVar[tuple[str, ...]]
     ranks: ClassVar[tuple[int, ...] | None] = None
     bounds: ClassVar[dict[str, str]] = {}
@@ -260,14 +262,39 @@ class Operator:
     def of(cls, **values: Any) -> Any:
         """The instance with these arguments and sizes, all others at their defaults.
 
-        ``Linear.of(D_in=8, D_out=16, bias=False)``. Checks argument values and :meth:`check`.
+        ``Linear.of(D_in=8, D_out=16, bias=False)``. Checks argument values, sizes and :meth:`check`.
         """
-        key = (cls, "of", *values.items())
+        key = (cls, "of", *values.items(), *map(type, values.values()))  # True is no 1
         found = _instances.get(key)
         if found is None:
             sizes = {name: values.pop(name) for name in cls.sizing if name in values}
-            found = _remember(key, cls.bind(cls.complete(values), sizes))
+            arguments = cls.complete(values)
+            found = _remember(key, cls.bind(arguments, cls._complete_sizes(arguments, sizes)))
         return found
+
+    @classmethod
+    def _complete_sizes(cls, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
+        """Check the given sizes, and add those that an argument states."""
+        sizes = dict(given)
+        for name, size in given.items():
+            if type(size) is not int or size < 0:
+                raise Conflict(
+                    f"{cls.name}: the size {name} must be an int >= 0, got {shorten(size)}", code="E_ARGUMENT"
+                )
+        for name, size in cls.stating:
+            stated = arguments[name]
+            if stated is not None and sizes.setdefault(size, stated) != stated:
+                raise Conflict(
+                    f"{cls.name}: {name}={stated} states another size than {size}={sizes[size]}",
+                    argument=name,
+                )
+        if len(sizes) < len(cls.sizing):
+            missing = [name for name in cls.sizing if name not in sizes]
+            raise Conflict(
+                f"{cls.name} needs the size{'s' * (len(missing) > 1)} {', '.join(missing)}", code="E_ARGUMENT",
+                hints=(f"sizes: {', '.join(cls.sizing)}",),
+            )  # fmt: skip
+        return sizes
 
     @classmethod
     def complete(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -437,38 +464,56 @@ def operator(
     """
 
     def complete(cls: _Class) -> _Class:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise IsomorphError("E_OPERATOR", f"an operator's name is lower case, got {shorten(name)}")
+        if register:
+            soundness.check_name(cls, name)
+        signature = soundness.read_signature(cls, shape)
+        cls.arguments = _collect_arguments(cls, signature)  # before what follows could hide one
         cls.name, cls.version, cls.category, cls.shape = name, version, category, shape
-        cls.identity = f"{name}@{version}"
-        cls.signature = Signature.parse(shape)
-        cls.arguments = _collect_arguments(cls)
+        cls.identity, cls.signature = f"{name}@{version}", signature
         specs = cls.arguments.values()
-        cls.defaults = {spec.name: None if spec.inferable else spec.default for spec in specs}
+        cls.defaults = {spec.name: _default(cls, spec) for spec in specs}
         cls.required = tuple(spec.name for spec in specs if spec.required)
+        cls.stating = tuple((spec.name, spec.size) for spec in specs if spec.size)
         cls.inferred = tuple((spec.name, spec.size) for spec in specs if spec.inferable and spec.size)
         cls.positional = tuple(spec for spec in cls.arguments.values() if spec.positional)
+        methods = [(m.__name__, _parameters_of(m)) for m in (cls.check, cls.children, cls.parameters)]
+        soundness.check_sizes(cls, methods)
         needed = [spec.size for spec in cls.arguments.values() if spec.size]
-        for method in (cls.check, cls.children, cls.parameters):
-            needed += _parameters_of(method)
-        cls.sizing = tuple(dict.fromkeys(needed))
+        cls.sizing = tuple(dict.fromkeys(needed + [name for _, names in methods for name in names]))
         if register:
             from isomorph.operators import registry
 
+            soundness.check_outputs(cls)
             registry.add(cls)
         return cls
 
     return complete
 
 
-def _collect_arguments(cls: type[Operator]) -> dict[str, Argument]:
+def _default(cls: type[Operator], spec: Argument) -> Any:
+    """An argument's default in its declared type; None where the resolver finds the value."""
+    if spec.inferable:
+        return None
+    if spec.required or spec.variadic:
+        return spec.default
+    try:
+        return spec.check(spec.default)
+    except Conflict as conflict:
+        raise soundness.fault(cls, f"the default of {conflict.message}") from None
+
+
+_TAKEN = frozenset(name for name in (*vars(Operator), *Operator.__annotations__) if name[:2] != "__")
+
+
+def _collect_arguments(cls: type[Operator], signature: Signature) -> dict[str, Argument]:
     found: dict[str, Argument] = {}
     for base in reversed(cls.__mro__):
         for key, spec in list(vars(base).items()):
             if isinstance(spec, Argument):
-                annotation = base.__annotations__[key]
-                annotation = annotation if isinstance(annotation, str) else annotation.__name__
-                spec.name, spec.type = key, _TYPES[annotation.split("|")[0].strip()]
+                soundness.check_argument_name(cls, key, _TAKEN, signature)
+                spec.name, spec.type = key, soundness.annotated_type(cls, base, key, _TYPES)
                 found[key] = spec
     return found
 

@@ -119,7 +119,7 @@ class SinusoidalPositionEmbedding(Operator):
     once. D must be even, T may be anything, and nothing is learned.
     """
 
-    max_period: float = argument(10000.0, above=0, doc="Base of the frequencies.")
+    max_period: float = argument(10000.0, minimum=1, doc="Base of the frequencies.")
     order: str = argument("sin_cos", choices=ORDERS, doc="Which features are sines and which cosines.")
 
     examples: ClassVar = (

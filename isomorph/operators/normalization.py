@@ -5,10 +5,26 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from isomorph.initializers import Constant
-from isomorph.operators.declare import Example, Operator, Parameter, argument, operator
+from isomorph.operators.declare import Conflict, Example, Operator, Parameter, argument, operator
 from isomorph.primitives import Primitives, Tensor
 
 ONE, ZERO = Constant(1.0), Constant(0.0)
+
+SMALLEST_EPSILON = 1e-30
+"""Statistics are float32 at least, whose normal numbers begin at 1.2e-38: an epsilon below is lost as zero."""
+
+
+def check_epsilon(eps: float) -> None:
+    """``eps`` must be a number that float32 keeps; :class:`Conflict` says which ones are."""
+    if eps < SMALLEST_EPSILON:
+        raise Conflict(
+            f"eps must be >= {SMALLEST_EPSILON:g}, got {eps}",
+            argument="eps",
+            code="E_ARGUMENT",
+            hints=(
+                "in float32 a smaller one counts as 0, and a position whose features are equal gives NaN",
+            ),
+        )
 
 
 @operator("layer_norm", shape="x[B, ..., D] -> out[B, ..., D]", category="normalization")
@@ -35,6 +51,9 @@ class LayerNorm(Operator):
         Example("Without a shift.", "layer_norm(bias=False)", ("B", 6)),
         Example("No parameters.", "layer_norm(affine=False, eps=1e-6)", ("B", 5, 16)),
     )
+
+    def check(self) -> None:
+        check_epsilon(self.eps)
 
     def parameters(self, D: int) -> dict[str, Parameter]:
         found = {}
@@ -73,6 +92,9 @@ class RMSNorm(Operator):
         Example("Normalize a sequence of width 16.", "rms_norm()", ("B", 5, 16)),
         Example("A gain stored around zero.", "rms_norm(zero_centered=True)", ("B", 6)),
     )
+
+    def check(self) -> None:
+        check_epsilon(self.eps)
 
     def parameters(self, D: int) -> dict[str, Parameter]:
         if not self.affine:

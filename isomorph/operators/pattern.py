@@ -7,10 +7,12 @@ same wherever it stands), or arithmetic over variables: ``T+1``, ``(H/p)*(W/p)``
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import NamedTuple
 
 Axis = str
+DTYPES = ("compute", "int64", "bool")
 _PORT = re.compile(r"\s*([a-z_][a-z0-9_]*)([?*]?)\[([^\]]*)\](?::(\w+))?\s*(?:,|$)")
 
 
@@ -53,7 +55,36 @@ class Signature(NamedTuple):
         left, arrow, right = text.partition("->")
         if not arrow:
             raise ValueError(f"a shape pattern needs '->': {text!r}")
-        return cls(_ports(left), _ports(right))
+        found = cls(_ports(left), _ports(right))
+        found._check(text)
+        return found
+
+    def _check(self, text: str) -> None:
+        if not self.inputs or not self.outputs:
+            raise ValueError(f"a shape pattern needs an input and an output: {text!r}")
+        names = [port.name for port in (*self.inputs, *self.outputs)]
+        for port in (*self.inputs, *self.outputs):
+            if names.count(port.name) > 1:
+                raise ValueError(f"two ports are named {port.name!r} in the shape pattern {text!r}")
+            if port.axes.count("...") > 1:
+                raise ValueError(f"`...` stands twice in {port.pattern} of the shape pattern {text!r}")
+            if port.dtype not in DTYPES:
+                raise ValueError(
+                    f"{port.name} has the dtype {port.dtype!r}, expected {' or '.join(DTYPES[1:])}"
+                )
+        for port in self.outputs:
+            if port.optional or port.variadic or port.dtype != "compute":
+                raise ValueError(f"the output {port.name} takes no mark and no dtype in {text!r}")
+            if "..." in port.axes and all("..." not in held.axes for held in self.inputs):
+                raise ValueError(f"`...` of the output {port.name} stands in no input of {text!r}")
+            for axis in port.axes:
+                _check_expression(axis)
+        for port in self.inputs:
+            for axis in port.axes:
+                if axis != "..." and not axis.isdigit() and not is_variable(axis):
+                    raise ValueError(
+                        f"an input's axis is a size, an integer or `...`, got {axis!r} in {port.pattern}"
+                    )
 
 
 def _ports(text: str) -> tuple[Port, ...]:
@@ -68,6 +99,27 @@ def _ports(text: str) -> tuple[Port, ...]:
         ports.append(Port(name, names, dtype or "compute", mark == "?", mark == "*"))
         position = match.end()
     return tuple(ports)
+
+
+def _check_expression(axis: Axis) -> None:
+    """ValueError unless an output's axis is arithmetic over sizes: ``+``, ``-``, ``*``, ``/`` and integers."""
+    if axis == "...":
+        return
+    try:
+        tree = ast.parse(axis, mode="eval")
+    except SyntaxError:
+        tree = None
+    allowed = (ast.Expression, ast.BinOp, ast.Name, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.Div)
+    if tree is None or not all(
+        isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) is int)
+        for node in ast.walk(tree)
+    ):
+        raise ValueError(f"an output's axis is arithmetic with +, -, * and / over sizes, got {axis!r}")
+
+
+def variables_of(axis: Axis) -> list[str]:
+    """The names in an axis: itself if it is one, those of its arithmetic, none of ``...`` or an integer."""
+    return re.findall(r"[A-Za-z_]\w*", axis)
 
 
 def is_variable(axis: Axis) -> bool:

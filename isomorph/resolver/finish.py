@@ -151,6 +151,8 @@ def _nodes(resolution: Resolution, shapes: list[Any]) -> tuple[Node, ...]:
     for draft in resolution.drafts:
         call = draft.call
         operator = _instance(resolution, draft, shapes)
+        resolution.solver.owner = draft.index
+        _ = operator.parameter_count  # makes its children now, so that what they refuse has a place
         init, trainable, tie = _EMPTY, _EMPTY, _EMPTY
         if call.init is not None or call.trainable is not None or call.tie is not None:
             init, trainable, tie = _init(draft, operator), _trainable(draft, operator), _tie(draft, operator)
@@ -234,6 +236,7 @@ def _trainable(draft: Draft, operator: Operator) -> dict[str, bool]:
     if written is None:
         return _EMPTY
     if isinstance(written, bool):
+        _check_untied(draft, operator, "", written)
         return {"": written}
     if not isinstance(written, dict):
         raise IsomorphError(
@@ -253,13 +256,23 @@ def _trainable(draft: Draft, operator: Operator) -> dict[str, bool]:
                 "E_ARGUMENT", f"trainable of {path} must be True or False, got {shorten(flag)}",
                 draft.locate("trainable"),
             )  # fmt: skip
-        if path in (draft.call.tie or {}):
+        _check_untied(draft, operator, path, flag)
+    return dict(written)
+
+
+def _check_untied(draft: Draft, operator: Operator, prefix: str, flag: bool) -> None:
+    """E_ARGUMENT when a flag would reach a tied parameter, whose owner decides."""
+    tied = draft.call.tie or {}
+    covered = [p for p in operator.all_parameters if not prefix or p == prefix or p.startswith(prefix + ".")]
+    for path in covered:
+        if path in tied:
+            others = ", ".join(f'"{other}": {flag}' for other in covered if other not in tied)
             raise IsomorphError(
                 "E_ARGUMENT",
-                f"trainable of {path}: it is tied to {(draft.call.tie or {})[path]}, which says whether it is trained",
+                f"trainable of {path}: it is tied to {tied[path]}, which says whether it is trained",
                 draft.locate("trainable"),
+                [f"say it of the others alone: trainable={{{others}}}"] if others else (),
             )
-    return dict(written)
 
 
 def _tie(draft: Draft, operator: Operator) -> dict[str, str]:

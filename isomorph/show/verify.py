@@ -14,8 +14,9 @@ from isomorph.backends.trace.build import sizes_with
 from isomorph.backends.trace.program import Program
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
+from isomorph.show.memory import available_bytes, verification_bytes
 from isomorph.testing import order_one_weights, sample_inputs, sample_sizes
-from isomorph.weights.initial import numpy_dtype
+from isomorph.weights.initial import check_seed, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -112,8 +113,10 @@ def verify(
         progress: told what happens next.
 
     Raises:
-        IsomorphError: E_ARGUMENT for unknown sizes, E_BACKEND when only the reference is installed.
+        IsomorphError: E_ARGUMENT for unknown sizes or a seed below 0, E_BACKEND when only the reference is
+            installed, E_RESOURCE when the comparison would not fit into memory.
     """
+    check_seed(seed)
     names = [name for name in (available() if backends is None else backends) if name != "reference"]
     if not names:
         raise IsomorphError(
@@ -121,7 +124,9 @@ def verify(
             "no backend is installed that could be compared with the reference",
             hints=['pip install "isomorph[torch]", or pip install "isomorph[flax]"'],
         )
-    problem = _Problem(plan, weights, sizes, seed)
+    chosen = sizes_with(plan, {**sample_sizes(plan)[0], **(sizes or {})})
+    _check_memory(plan, chosen)
+    problem = _Problem(plan, weights, chosen, seed)
     progress("reference")
     begun = time.perf_counter()
     truth = numeric_bound(plan, problem.weights, problem.inputs, dtype=problem.dtype)
@@ -140,15 +145,29 @@ def verify(
     return Verification(problem.dtype, problem.sizes, tuple(rows), reference_seconds, compared)
 
 
+def _check_memory(plan: Plan, sizes: Mapping[str, int]) -> None:
+    """E_RESOURCE before anything is allocated that the machine has no room for."""
+    needed, room = verification_bytes(plan, sizes), available_bytes()
+    if room is not None and needed > room:
+        raise IsomorphError(
+            "E_RESOURCE",
+            f"comparing {plan.parameter_count:,} parameters with a float64 reference needs about "
+            f"{needed / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB of memory are available",
+            hints=[
+                "verify a smaller network: fewer repeated blocks or a narrower width test the same operators"
+            ],
+        )
+
+
 class _Problem:
     """What every backend is asked to compute."""
 
     def __init__(
-        self, plan: Plan, weights: Mapping[str, Any] | None, sizes: Mapping[str, int] | None, seed: int
+        self, plan: Plan, weights: Mapping[str, Any] | None, sizes: dict[str, int], seed: int
     ) -> None:
         self.plan = plan
         self.dtype = "float64" if plan.dtype == "float64" else "float32"
-        self.sizes = sizes_with(plan, {**sample_sizes(plan)[0], **(sizes or {})})
+        self.sizes = sizes
         drawn = order_one_weights(plan, seed) if weights is None else weights
         # A backend holds them in the plan's dtype, so that is what the reference must get.
         self.weights = {

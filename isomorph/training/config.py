@@ -90,6 +90,10 @@ class TrainingConfig:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> TrainingConfig:
         """The inverse of :meth:`to_dict`; settings left out have their defaults. E_ARGUMENT otherwise."""
+        if not isinstance(values, Mapping):
+            raise IsomorphError(
+                "E_ARGUMENT", f"training settings are a mapping by name, got {shorten(type(values).__name__)}"
+            )
         known = [field.name for field in fields(TrainingConfig)]
         for name in values:
             if name not in known:
@@ -98,6 +102,8 @@ class TrainingConfig:
                     f"there is no training setting {shorten(name)}",
                     hints=did_you_mean(name, known) or [f"settings: {', '.join(known)}"],
                 )
+        if "data" not in values:
+            raise IsomorphError("E_ARGUMENT", "training setting data is missing, which has no default")
         return TrainingConfig(**values)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import isfinite
-from pathlib import Path
 from typing import Any, Protocol
 
-from isomorph.errors import IsomorphError
+from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Plan
 from isomorph.training.checkpoint import RunDirectory
 from isomorph.training.config import TrainingConfig
@@ -96,7 +96,7 @@ class Silence:
 def train(
     plan: Plan,
     config: TrainingConfig,
-    directory: str | Path,
+    directory: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     *,
     resume: bool = False,
     force: bool = False,
@@ -116,12 +116,17 @@ def train(
         should_stop: asked after every step; when it says so, the state is saved and the run ends early.
 
     Raises:
-        IsomorphError: for data that do not fit the plan (see ``open_dataset``), a directory that holds
+        IsomorphError: for wrong types (E_ARGUMENT), data that do not fit the plan (see ``open_dataset``) or
+            are fewer than a batch (E_ARGUMENT), a directory that holds
             another run (E_CHECKPOINT), a backend that is not there (E_BACKEND), or a loss that is no longer
             a finite number (E_RUNTIME).
     """
-    dataset = open_dataset(config.data, plan, length=config.length, validation=config.validation)
+    Plan.expect(plan)
+    if not isinstance(config, TrainingConfig):
+        raise IsomorphError("E_ARGUMENT", f"expected a TrainingConfig, got {shorten(type(config).__name__)}")
     run = RunDirectory(directory)
+    dataset = open_dataset(config.data, plan, length=config.length, validation=config.validation)
+    _check_batch_size(config, dataset)
     factory = load_trainer(config.backend)
     if resume and run.finished:
         run.prepare(plan, config, resume=True, force=False)
@@ -188,14 +193,7 @@ class _Session:
         batch = self.dataset.take("train", indices, epochs)
         totals, norm = self.trainer.step(step, batch.parts(config.accumulate), rate)
         if not (isfinite(totals.loss) and isfinite(norm)):
-            raise IsomorphError(
-                "E_RUNTIME",
-                f"training diverged at step {step + 1}: loss {totals.mean_loss}, gradient norm {norm}",
-                hints=[
-                    f"lower the learning rate ({config.learning_rate:g}), warm up longer, or clip harder",
-                    "the last checkpoint is from before",
-                ],
-            )
+            raise self._diverged(step, totals.mean_loss, norm)
         record = {
             "step": step + 1,
             "epoch": round((step + 1) * config.batch_size / self.order.count, 4),
@@ -207,6 +205,21 @@ class _Session:
         }
         self.metrics.write(record)
         self.reporter.step(record)
+
+    def _diverged(self, step: int, loss: float, norm: float) -> IsomorphError:
+        """What can be said of a loss or a gradient that is no longer a finite number."""
+        found = f"loss {loss}, gradient norm {norm}"
+        if step == 0:
+            return IsomorphError(
+                "E_RUNTIME",
+                f"the initial weights give no finite loss and gradient on the first batch: {found}",
+                hints=["the data are finite; look at init, at scale factors, and at the dtype's range"],
+            )
+        hints = [f"lower the learning rate ({self.config.learning_rate:g}), warm up longer, or clip harder"]
+        kept = self.run.checkpoints()
+        if kept:
+            hints.append(f"{kept[0].name} is from before")
+        return IsomorphError("E_RUNTIME", f"training diverged at step {step + 1}: {found}", hints=hints)
 
     def _validate(self, step: int) -> None:
         if self.dataset.count("validation"):
@@ -252,6 +265,18 @@ class _Session:
             test_loss=test.mean_loss if test else None,
             test_accuracy=test.accuracy if test else None,
             seconds=time.perf_counter() - self.begun,
+        )
+
+
+def _check_batch_size(config: TrainingConfig, dataset: Dataset) -> None:
+    """E_ARGUMENT when a batch would hold an example more than once."""
+    count = dataset.count("train")
+    if config.batch_size > count:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"training setting batch_size={config.batch_size} is more than the {count:,} training examples of "
+            f"{shorten(config.data)}",
+            hints=[f"batch_size is at most {count}"],
         )
 
 

@@ -61,7 +61,10 @@ class MetricsFile:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Every whole record; a last line that a killed process left half-written is passed over."""
+    """Every whole record: an object of numbers.
+
+    Other lines, such as a last one that a killed process left half-written, are passed over.
+    """
     records = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -69,7 +72,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(record, dict):
+            if isinstance(record, dict) and all(type(value) in (int, float) for value in record.values()):
                 records.append(record)
     return records
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +110,7 @@ def digits(plan: Plan, validation: float) -> Dataset:
     check_targets(labels, score_shape(plan)[-1], "digits")
     check_arrays(plan, {name: images}, labels, "digits")
     rest, test = stratified_split(labels, TEST_DIGITS)
-    splits = _with_validation({name: images}, labels, rest, validation)
+    splits = _with_validation({name: images}, labels, rest, validation, "digits")
     splits["test"] = ({name: images[test]}, labels[test])
     return ArrayDataset("handwritten digits", "image", splits)
 
@@ -134,10 +136,16 @@ def stratified_split(labels: Array, held_out: int) -> tuple[Array, Array]:
 
 
 def _with_validation(
-    inputs: dict[str, Array], targets: Array, rest: Array, validation: float
+    inputs: dict[str, Array], targets: Array, rest: Array, validation: float, where: str
 ) -> dict[str, tuple[dict[str, Array], Array]]:
     """The splits ``train`` and, if asked for, ``validation``, out of the examples ``rest``."""
     held_out = round(len(rest) * validation)
+    if held_out >= len(rest):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{where}: validation={validation:g} of {len(rest):,} examples leaves none for training",
+            hints=["hold out less (--validation), or give more examples"],
+        )
     parts = {"train": rest}
     if held_out:
         kept, out = split_examples(targets[rest], held_out)
@@ -233,31 +241,50 @@ def npz(plan: Plan, place: str, validation: float) -> Dataset:
     arrays = _read_archive(place)
     inputs, targets = _examples(plan, arrays, "", where)
     if any(name.endswith("_test") for name in arrays):
-        splits = _with_validation(inputs, targets, np.arange(len(targets)), validation)
+        splits = _with_validation(inputs, targets, np.arange(len(targets)), validation, where)
         splits["test"] = _examples(plan, arrays, "_test", where)
     else:
         rest, test = split_examples(targets, round(len(targets) * TEST_FRACTION))
-        splits = _with_validation(inputs, targets, rest, validation)
+        splits = _with_validation(inputs, targets, rest, validation, where)
         splits["test"] = ({name: array[test] for name, array in inputs.items()}, targets[test])
-    if not len(splits["train"][1]):
-        raise IsomorphError("E_ARGUMENT", f"{where}: {len(targets)} examples leave none for training")
     return ArrayDataset(f"arrays of {Path(place).name}", "example", splits)
 
 
 def _read_archive(place: str) -> dict[str, Array]:
     """The arrays, without unpickling anything."""
-    read_bytes(place)  # for its errors
+    content = read_bytes(place)
     try:
-        with np.load(place, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        if not content.startswith(b"PK"):  # NumPy would take it for a pickle
+            raise ValueError(
+                "it holds a single array" if content.startswith(b"\x93NUMPY") else "it is another file"
+            )
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: _member(archive, name) for name in archive.files}
+    except (
+        ValueError,
+        EOFError,
+        OSError,
+        KeyError,
+        NotImplementedError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
         raise IsomorphError(
             "E_ARGUMENT",
             f"{place} is no usable NumPy archive: {error}",
             hints=["write it with numpy.savez(FILE, x=..., y=...); arrays of Python objects are not read"],
         ) from None
+
+
+def _member(archive: Any, name: str) -> Array:
+    """One array of an archive; ValueError, in our words, for what is not read."""
+    try:
+        found = archive[name]
+    except ValueError as error:
+        raise ValueError(f"{name} is damaged or holds Python objects") from error
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"{name} is no array")
+    return found
 
 
 def _examples(
@@ -274,6 +301,8 @@ def _examples(
         raise IsomorphError(
             "E_DTYPE", f"{where}: y{suffix} must hold whole numbers, one class each, got {targets.dtype}"
         )
+    if targets.dtype.kind == "u":  # above 2**63 they would turn negative
+        check_targets(targets, score_shape(plan)[-1], where)
     targets = targets.astype(np.int64)
     check_arrays(plan, inputs, targets, where)
     check_ids(plan, inputs, where)
@@ -299,7 +328,20 @@ def _cast(array: Array, dtype: str, where: str) -> Array:
     if array.dtype.kind not in kinds:
         raise IsomorphError("E_DTYPE", f"{where} must be {dtype} or convertible to it, got {array.dtype}")
     target: Any = {"bfloat16": "float32", "float16": "float32"}.get(dtype, dtype)
-    return array.astype(target)
+    with np.errstate(over="ignore"):  # what is then infinite is refused
+        found = array.astype(target)
+    wrong = ~np.isfinite(found) if found.dtype.kind == "f" else found != array
+    if wrong.any():
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        problem = "is no finite number" if found.dtype.kind == "f" else "does not fit"
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{where}[{', '.join(map(str, place))}] is {array[place]}, which {problem} in {target}",
+            hints=["clean the data: one such number makes every weight nan"]
+            if found.dtype.kind == "f"
+            else (),
+        )
+    return found
 
 
 def _contracts(plan: Plan) -> str:

@@ -31,6 +31,12 @@ def owned_weights(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
             "E_ARGUMENT",
             f"weights must be a mapping from parameter path to array, got {shorten(type(weights).__name__)}",
         )
+    strange = [path for path in weights if not isinstance(path, str)]
+    if strange:
+        raise IsomorphError(
+            "E_WEIGHTS", f"a parameter path is a string such as n0.weight, got {shorten(strange[0])}"
+        )
+    _check_dense(weights)
     arrays = {
         p: v if hasattr(v, "shape") and hasattr(v, "dtype") else to_array(p, v) for p, v in weights.items()
     }
@@ -45,6 +51,20 @@ def owned_weights(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
         raise IsomorphError(error.code, error.message, hints=[*error.hints, hint]) from None
     _check_floating(plan, found)
     return {parameter.path: found[parameter.path] for parameter in plan.parameters}
+
+
+def _check_dense(weights: Mapping[str, Any]) -> None:
+    """E_WEIGHTS for sparse tensors, of whichever framework: they say how they lie, or are no arrays."""
+    for path, value in weights.items():
+        shaped = hasattr(value, "shape") and hasattr(value, "dtype")
+        layout = str(getattr(value, "layout", "torch.strided"))
+        if shaped and (layout.startswith("torch.sparse") or not hasattr(value, "__array__")):
+            raise IsomorphError(
+                "E_WEIGHTS",
+                f"{path}: expected a dense array, got a {type(value).__module__.partition('.')[0]} "
+                f"{type(value).__name__} that is none",
+                hints=["make it dense, as in x.to_dense() or x.toarray()"],
+            )
 
 
 def to_array(path: str, value: Any) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from isomorph.errors import IsomorphError
+from isomorph.paths import path_text
 from isomorph.plan import Plan
 from isomorph.weights.atomic import atomic_write
 from isomorph.weights.convert import owned_weights, to_array
@@ -29,7 +30,9 @@ PLAN_KEY = "isomorph.plan"
 _MOST_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
 
 
-def save(path: str | os.PathLike[str], plan: Plan, weights: Mapping[str, Any]) -> None:
+def save(
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes], plan: Plan, weights: Mapping[str, Any]
+) -> None:
     """Write a plan and its weights to one file, atomically: a killed process leaves the old file whole.
 
     Equal plans and weights give equal bytes.
@@ -44,7 +47,26 @@ def save(path: str | os.PathLike[str], plan: Plan, weights: Mapping[str, Any]) -
             E_CHECKPOINT when the file cannot be written.
     """
     arrays = _prepared(plan, weights)
-    header = _header(plan, arrays)
+    write_safetensors(path, arrays, {"format": "pt", PLAN_KEY: plan.to_json()})
+
+
+def write_safetensors(
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write floating-point arrays by name as a safetensors file, atomically and without a second copy.
+
+    Args:
+        path: the file.
+        arrays: arrays of the dtypes in :data:`CODES`, in the order in which they are written.
+        metadata: the header's texts; ``format: pt`` says that linear weights are ``[out, in]``.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT when the file cannot be written.
+    """
+    name = path_text(path, "the file's path")
+    header = _header(arrays, metadata)
 
     def write(file: BinaryIO) -> None:
         file.write(struct.pack("<Q", len(header)))
@@ -54,16 +76,16 @@ def save(path: str | os.PathLike[str], plan: Plan, weights: Mapping[str, Any]) -
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     try:
-        atomic_write(path, write)
+        atomic_write(name, write)
     except OSError as error:
         raise IsomorphError(
             "E_CHECKPOINT",
-            f"cannot write {os.fspath(path)}: {error.strerror or error}",
+            f"cannot write {name}: {error.strerror or error}",
             hints=["the directory must exist and be writable, with room for a second copy of the file"],
         ) from error
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, np.ndarray]]:
+def load(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> tuple[Plan, dict[str, np.ndarray]]:
     """Read what :func:`save` wrote: the plan, and its weights bit for bit in its order.
 
     Raises:
@@ -73,17 +95,18 @@ def load(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, np.ndarray]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    _refuse_foreign(Path(path))
+    name = path_text(path, "the model's path")
+    refuse_foreign(Path(name))
     try:
-        with safe_open(path, framework="numpy") as file:
-            plan = _plan_of(path, file.metadata())
+        with safe_open(name, framework="numpy") as file:
+            plan = _plan_of(name, file.metadata())
             # Dtypes first: the package cannot read all of the format's dtypes into NumPy.
             _check_dtypes(plan, {name: file.get_slice(name).get_dtype() for name in file.keys()})  # noqa: SIM118
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise IsomorphError(
             "E_CHECKPOINT",
-            f"{os.fspath(path)} is damaged or no safetensors file: {error}",
+            f"{name} is damaged or no safetensors file: {error}",
             hints=["copy or save it again; a partly copied file is the usual cause"],
         ) from error
     return plan, owned_weights(plan, arrays)
@@ -107,14 +130,14 @@ def _prepared(plan: Plan, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def _header(plan: Plan, arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The JSON header. ``format: pt`` says that linear weights are ``[out, in]``, as in PyTorch."""
-    content: dict[str, Any] = {"__metadata__": {"format": "pt", PLAN_KEY: plan.to_json()}}
+def _header(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """The JSON header."""
+    content: dict[str, Any] = {"__metadata__": dict(metadata)}
     position = 0
     for path, array in arrays.items():
         end = position + array.nbytes
         content[path] = {
-            "dtype": CODES[plan.dtype],
+            "dtype": CODES[array.dtype.name],
             "shape": list(array.shape),
             "data_offsets": [position, end],
         }
@@ -124,12 +147,12 @@ def _header(plan: Plan, arrays: Mapping[str, np.ndarray]) -> bytes:
     if len(header) > _MOST_HEADER_BYTES:
         raise IsomorphError(
             "E_CHECKPOINT",
-            f"the plan needs a header of {len(header):,} bytes; readers accept {_MOST_HEADER_BYTES:,}",
+            f"the file needs a header of {len(header):,} bytes; readers accept {_MOST_HEADER_BYTES:,}",
         )
     return header
 
 
-def _refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path) -> None:
     """E_CHECKPOINT for what is no safetensors file by its first bytes, with what it seems to be."""
     try:
         with path.open("rb") as file:

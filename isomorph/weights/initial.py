@@ -36,6 +36,9 @@ from isomorph.plan import Parameter, Plan
 CHUNK = 1 << 18
 """Elements drawn at a time: 2 MiB of float64, which stay in the cache until they are rounded."""
 
+SEED_LIMIT = 1 << 128
+"""Seeds are below: as many bits as operating systems give entropy in, and few enough to write out."""
+
 CUT_STD = 0.8796256610342398
 """Deviation of N(0, 1) cut at -2 and 2: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))."""
 
@@ -47,25 +50,32 @@ def initial_weights(plan: Plan, seed: int = 0) -> dict[str, np.ndarray]:
 
     Args:
         plan: the network.
-        seed: a non-negative integer of any size.
+        seed: an integer from 0 to 2**128 - 1.
 
     Returns:
         Arrays of the plan's dtype (bfloat16 as ``ml_dtypes.bfloat16``) by parameter path, in the plan's
         order. The same seed and path give the same array in every process.
 
     Raises:
-        IsomorphError: E_ARGUMENT for a seed that is no integer or is negative, or for a scheme that needs
-            more axes than its parameter has.
+        IsomorphError: E_ARGUMENT for a seed that is no such integer, for a scheme that needs more axes than
+            its parameter has, or for a value that the plan's dtype does not hold.
     """
     Plan.expect(plan)
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise IsomorphError("E_ARGUMENT", f"seed must be an int >= 0, got {shorten(seed)}")
+    check_seed(seed)
     parameters = plan.parameters
     if plan.parameter_count < CHUNK:  # threads would cost more than they save
         return {parameter.path: draw(parameter, int(seed)) for parameter in parameters}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the generators let go of the interpreter lock
         arrays = pool.map(lambda parameter: draw(parameter, int(seed)), parameters)
         return {parameter.path: array for parameter, array in zip(parameters, arrays, strict=True)}
+
+
+def check_seed(seed: object) -> None:
+    """E_ARGUMENT unless a seed is an integer from 0 to 2**128 - 1."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise IsomorphError("E_ARGUMENT", f"seed must be an int >= 0, got {shorten(seed)}")
+    if int(seed) >= SEED_LIMIT:
+        raise IsomorphError("E_ARGUMENT", f"seed must be below 2**128, got {shorten(seed)}")
 
 
 def draw(parameter: Parameter, seed: int) -> np.ndarray:
@@ -78,20 +88,40 @@ def draw(parameter: Parameter, seed: int) -> np.ndarray:
             f"{list(shape)}",
             hints=["use constant, normal, uniform or truncated_normal"],
         )
-    dtype = numpy_dtype(parameter.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused, and not only warned of
+        return _drawn(parameter, numpy_dtype(parameter.dtype), seed)
+
+
+def _drawn(parameter: Parameter, dtype: np.dtype[Any], seed: int) -> np.ndarray:
+    initial, shape = parameter.initial, parameter.shape
     if isinstance(initial, Constant):
+        _require_finite(np.full(1, initial.value, dtype), parameter)
         return np.full(shape, initial.value, dtype)
     generator = _generator(seed, parameter.path)
     if isinstance(initial, Orthogonal):
-        return _orthogonal(generator, shape, initial.gain).astype(dtype)
+        array = _orthogonal(generator, shape, initial.gain).astype(dtype)
+        _require_finite(array, parameter)
+        return array
     fill = _filler(initial, shape)
     array = np.empty(prod(shape), dtype)
     buffer = np.empty(min(array.size, CHUNK))
     for start in range(0, array.size, CHUNK):
         part = buffer[: min(CHUNK, array.size - start)]
         fill(generator, part)
-        array[start : start + part.size] = part
+        rounded = array[start : start + part.size]
+        rounded[...] = part
+        _require_finite(rounded, parameter)
     return array.reshape(shape)
+
+
+def _require_finite(array: np.ndarray, parameter: Parameter) -> None:
+    """E_ARGUMENT when a distribution reaches beyond what the parameter's dtype holds."""
+    if not np.isfinite(array).all():
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{parameter.path}: {parameter.initial} reaches beyond the largest {parameter.dtype}",
+            hints=["give init smaller numbers, or resolve with a wider dtype"],
+        )
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
 import isomorph as iso
@@ -62,3 +63,20 @@ def test_harness_gradients_of_what_is_not_used():
     found = harness.gradients(plan, {}, {"x": np.zeros((1, 2))}, {"": np.ones((1, 2))}, "float64")
     assert found.parameters == {}
     assert found.inputs["x"].tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cpuu", "E_BACKEND: torch cannot use the device 'cpuu': Expected one of cpu"),
+        ("cpu:one", "E_BACKEND: torch cannot use the device 'cpu:one': "),
+        (None, 'E_ARGUMENT: device must be a name such as "cpu" or "cuda:0", or a torch.device, got None'),
+        (True, 'E_ARGUMENT: device must be a name such as "cpu" or "cuda:0", or a torch.device, got True'),
+        ("cuda:77", "E_BACKEND: torch cannot use the device 'cuda:77': "),
+    ],
+)
+def test_a_device_that_is_not_here(device, message):
+    plan = iso.resolve("linear(3)", input=("B", 2))
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.torch.build(plan, device=device)
+    assert str(caught.value).startswith(message)

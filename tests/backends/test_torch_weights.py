@@ -1,5 +1,7 @@
 """Weights in and out of torch networks."""
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -181,3 +183,24 @@ def test_tensors_that_numpy_cannot_read(tmp_path):
             assert message.startswith("E_WEIGHTS: n0.weight: NumPy cannot read this ")
             assert message.endswith("\n  a backend's weights(model) gives arrays")
         iso.save(tmp_path / "model", model.plan, weights(model))  # as it says
+
+
+def test_what_wraps_itself_is_no_network():
+    wrapper = SimpleNamespace(module=None)
+    wrapper.module = wrapper
+    with pytest.raises(iso.IsomorphError) as caught:
+        weights(wrapper)
+    assert str(caught.value) == (
+        "E_ARGUMENT: expected a network from isomorph.torch.build, got 'SimpleNamespace'"
+    )
+
+
+def test_sparse_tensors_are_refused():
+    plan = iso.resolve("linear(3, bias=False)", input=("B", 2))
+    with pytest.raises(iso.IsomorphError) as caught:
+        build(plan, {"n0.weight": torch.ones(3, 2).to_sparse()})
+    assert str(caught.value) == (
+        "E_WEIGHTS: n0.weight: expected a dense array, got a torch Tensor that is none\n"
+        "  make it dense, as in x.to_dense() or x.toarray()"
+    )
+    assert weights(build(plan, {"n0.weight": torch.ones(3, 2).to_sparse().to_dense()}))["n0.weight"].all()

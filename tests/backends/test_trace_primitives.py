@@ -60,7 +60,7 @@ def test_a_step(name, shapes, options, flops, reduction):
 
 def test_every_primitive_is_traced():
     described = {name for name in vars(Primitives) if not name.startswith("_")}
-    covered = {case[0] for case in CASES} | {"embedding", "concatenate", "cos_sin"}
+    covered = {case[0] for case in CASES} | {"embedding", "concatenate", "cos_sin", "select"}
     assert covered == described
     assert all(callable(getattr(module, name)) for module in (F, numpy_primitives) for name in described)
 
@@ -79,6 +79,15 @@ def test_concatenate():
     assert not program.steps[0].view
     with pytest.raises(ValueError, match=r"differ outside axis -1"):
         F.concatenate((a, b), -1)
+
+
+def test_select_moves_data_alone():
+    program = Program()
+    x, mask = program.tensor((2, 3, 4), "float32"), program.tensor((2, 3), "bool")
+    made = F.select(x, mask)
+    (step,) = program.steps
+    assert (step.primitive, step.flops, step.reduction, step.view) == ("select", 0, 1, False)
+    assert (step.inputs, made.shape, made.dtype) == ((x.id, mask.id), (2, 3, 4), "float32")
 
 
 def test_cos_sin_makes_two_tables():
@@ -120,6 +129,7 @@ def test_arithmetic_is_recorded():
             lambda p: F.conv2d(p.tensor((1, 2, 4, 4), "float32"), p.tensor((1, 3, 2, 2), "float32")),
             "conv2d: ",
         ),
+        (lambda p: F.select(p.tensor((2, 3, 4), "float32"), p.tensor((3, 2), "bool")), "select: "),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(call, message):

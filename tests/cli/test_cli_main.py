@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,15 @@ def test_help_states_the_real_defaults():
     assert len(stated) >= 12
     assert stated == {name: f"{defaults[name]:g}" if isinstance(defaults[name], float) else str(defaults[name])
                       for name in stated}  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("layers", [1, 5000])  # within one buffer, and beyond
+def test_output_that_cannot_be_written_is_told(tmp_path, layers):
+    path = tmp_path / "net.net"
+    path.write_text(f'input("B", 3)\nfor _ in range({layers}):\n    tanh()\n')
+    command = [sys.executable, "-c", "from isomorph.cli.main import main; main()", "show", str(path)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"isomorph: cannot write the output: No space left on device\n"

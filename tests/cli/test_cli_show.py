@@ -9,6 +9,8 @@ import pytest
 
 import isomorph as iso
 from isomorph.cli.show import of_bytes, scaled
+from isomorph.training.checkpoint import RunDirectory
+from isomorph.training.config import TrainingConfig
 
 BLOCK = """\
 Network: [B, 8, 32] -> [B, 8, 32]  dtype=float32
@@ -174,3 +176,58 @@ def test_bytes_are_written_for_people(count, text):
 @pytest.mark.parametrize(("count", "text"), [(999, "999"), (1234, "1.23 k"), (319_000_000_000, "319 G")])
 def test_counts_are_written_for_people(count, text):
     assert scaled(count, 1000, "") == text
+
+
+def test_an_error_without_a_place_names_its_file(isomorph, tmp_path, block):
+    other = tmp_path / "other.net"
+    other.write_text("linear(4)\n")
+    hint = '--input B,8,32, or begin the definition with input("B", 8, 32)'
+    assert isomorph("check", block, other) == (
+        2, "", "".join(f"{path}: E_BINDING: no input is declared\n  {hint}\n" for path in (block, other)),
+    )  # fmt: skip
+    found = json.loads(isomorph("check", block, "--json").out)
+    assert found == [
+        {
+            "file": str(block), "ok": False, "code": "E_BINDING", "message": "no input is declared",
+            "line": None, "column": None, "hints": [hint],
+        }
+    ]  # fmt: skip
+    found = json.loads(isomorph("check", block, "--input", "B,8,30", "--json").out)
+    assert (found[0]["message"], found[0]["line"], found[0]["column"]) == (
+        "heads=4 does not divide the model width D=30", 1, 19
+    )  # fmt: skip
+
+
+def test_an_unfinished_run_says_how_to_go_on(isomorph, tmp_path):
+    assert isomorph("show", tmp_path).err == (
+        f"E_CHECKPOINT: {tmp_path} is a directory without a model.safetensors\n"
+        "  give a definition (.net), a saved model, or the directory of a finished run\n"
+    )
+    run = RunDirectory(tmp_path)
+    run.prepare(iso.resolve('input("B", 3)\nlinear(2)'), TrainingConfig("digits"), resume=False, force=False)
+    run.save(1200, {})
+    result = isomorph("show", tmp_path)
+    assert (result.status, result.err) == (
+        2,
+        f"E_CHECKPOINT: {tmp_path} holds an unfinished run, saved after step 1,200, and no model yet\n"
+        f"  isomorph train with --resume continues it; its network is {tmp_path}/definition.net\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("T=99999999999999999999", "--size T has at most 18 digits, got 'T=99999999999999999999'"),
+        ("T", "--size is written as T=16, got 'T'"),
+        ("T=-1", "--size is written as T=16, got 'T=-1'"),
+    ],
+)
+def test_sizes_that_cannot_be_read(isomorph, block, size, message):
+    result = isomorph("show", block, "--input", "B,T,32", "--size", size)
+    assert (result.status, result.err) == (2, f"E_ARGUMENT: {message}\n")
+
+
+def test_an_empty_path_is_refused(isomorph, block):
+    assert isomorph("show", "").err == "E_ARGUMENT: FILE is empty: ''\n"
+    assert isomorph("draw", block, "--input", "B,8,32", "--out", "").err == "E_ARGUMENT: --out is empty: ''\n"
+    assert isomorph("docs", "--out", "").err == "E_ARGUMENT: --out is empty: ''\n"

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +85,44 @@ def test_a_signal_saves_and_stops(isomorph, arguments, monkeypatch, tmp_path, nu
     assert "; resuming after step 4" in resumed.err
 
 
+def test_a_second_signal_stops_at_once(tmp_path, arguments):
+    """The first is answered at once, and the second, here another one, ends the process."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from isomorph.training import loop\n"
+        "def write(self, record):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(60)\n"
+        "loop.MetricsFile.write = write\n"
+        "from isomorph.cli.main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments), "--steps", "10"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr.splitlines()[-1] == "stopping after this step; again to stop at once"
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_an_empty_directory_name_deletes_nothing(isomorph, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("precious")
+    arguments[arguments.index("--out") + 1] = ""
+    result = isomorph(*arguments, "--force")
+    assert (result.status, result.err) == (2, "E_ARGUMENT: --out is empty: ''\n")
+    arguments[arguments.index("--out") + 1] = "."
+    result = isomorph(*arguments, "--force")
+    assert (result.status, result.err.splitlines()[0]) == (
+        2,
+        "E_CHECKPOINT: . holds files that a run would replace, but no run made them: config.json is no run's "
+        "configuration",
+    )
+    assert (tmp_path / "metrics.jsonl").read_text() == "precious"
+
+
 def test_refuses(isomorph, arguments, tmp_path):
     both = isomorph(*arguments, "--resume", "--force")
     assert both.err == "E_ARGUMENT: --resume keeps the run that is there and --force deletes it: give one\n"
@@ -101,7 +141,7 @@ def test_bits_per_byte_are_told_for_text(isomorph, tmp_path):
     (tmp_path / "text").write_bytes(b"abc" * 200)
     result = isomorph(
         "train", tmp_path / "net.net", "--data", f"text:{tmp_path}/text", "--out", tmp_path / "run",
-        "--steps", 1, "--length", 8, "--json",
+        "--steps", 1, "--length", 8, "--batch-size", 16, "--json",
     )  # fmt: skip
     loss = json.loads(result.out)["test_loss"]
     result = isomorph(

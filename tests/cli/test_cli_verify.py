@@ -1,11 +1,15 @@
 """``verify``: the table, JSON, exit status 1 on disagreement."""
 
 import json
+import os
 
 import pytest
 
 import isomorph as iso
 from isomorph.backends.torch import harness
+from isomorph.resolver.resolve import resolve_file
+from isomorph.show import memory
+from isomorph.show import verify as show_verify
 
 pytest.importorskip("torch")
 
@@ -58,3 +62,30 @@ def test_an_unknown_size_or_backend_is_told(isomorph, block):
     )  # fmt: skip
     backend = isomorph("verify", block, "--input", "B,8,32", "--backend", "tensor")
     assert (backend.status, backend.err.splitlines()[0]) == (2, "E_BACKEND: there is no backend 'tensor'")
+
+
+def test_a_negative_seed_is_refused(isomorph, block):
+    result = isomorph("verify", block, "--input", "B,8,32", "--seed", -1)
+    assert result == (2, "", "E_ARGUMENT: seed must be an int >= 0, got -1\n")
+
+
+def test_a_network_too_large_for_the_memory_is_refused_at_once(isomorph, tmp_path, monkeypatch):
+    path = tmp_path / "large.net"
+    path.write_text('input("B", 10000)\nfor _ in range(10):\n    linear(10000, bias=False)\n')
+    monkeypatch.setattr(show_verify, "available_bytes", lambda: 5 << 30)
+    # 10 * 10,000**2 parameters of 36 bytes, and ten outputs of 2 * 10,000 elements of 20 bytes:
+    # 36,000,000,000 + 4,000,000 bytes = 33.53 * 2**30.
+    assert isomorph("verify", path) == (
+        2,
+        "",
+        "E_RESOURCE: comparing 1,000,000,000 parameters with a float64 reference needs about 33.5 GiB, and "
+        "5.0 GiB of memory are available\n"
+        "  verify a smaller network: fewer repeated blocks or a narrower width test the same operators\n",
+    )
+    assert show_verify.verification_bytes(resolve_file(path), {"B": 2}) == 36_004_000_000
+
+
+def test_the_available_memory_is_that_of_this_machine():
+    found = memory.available_bytes()
+    assert found is not None
+    assert 0 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -244,3 +244,17 @@ def test_size_counts_bytes() -> None:
     text = "f(a='éé')"  # 9 characters, 11 bytes
     assert parse(text, limits=limits_with({"max_source_bytes": 11})).calls
     assert refusal(text, limits=limits_with({"max_source_bytes": 10})).code == "E_RESOURCE"
+
+
+def test_t38_no_limit_lets_a_text_reach_the_bounds_of_pythons_parser() -> None:
+    limits = limits_with({"max_nesting": 10**6})
+    calls = "f(" * 90 + "x" + ")" * 90
+    loops = "".join(" " * depth + "for _ in range(1):\n" for depth in range(90)) + " " * 90
+    assert len(parse(calls, limits=limits).calls) == 90
+    assert len(parse(loops + "f()\n", limits=limits).calls) == 1
+    for text, what in (
+        ("f(" * 3000 + "x" + ")" * 3000, "brackets"),
+        (loops + "for _ in range(1):\n" + " " * 91 + "f()\n", "loops"),
+    ):
+        error = refusal(text, limits=limits)
+        assert (error.code, error.message) == ("E_RESOURCE", f"{what} nest more than 90 deep (max_nesting)")

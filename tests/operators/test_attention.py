@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.backends.available import available, load
+from isomorph.testing import order_one_weights
 
 EYE = np.eye(2)
 V = np.array([[[4.0, 0.0], [2.0, 8.0], [0.0, 1.0]]])
@@ -161,3 +163,63 @@ def test_attention_errors(error):
         "rope needs an even head width, got 3 (D=6, heads=2)"
     )
     assert error("attention(2)", input=("B", 6)).code == "E_CONSTRAINT"
+
+
+HIDDEN = 'x = input("B", "T", 8)\nc = input("B", "S", 8)\nm = input("B", "S", dtype="bool")\n'
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("options", ["", ', qk_norm="rms_norm", logit_softcap=3.0, bias=False'])
+@pytest.mark.parametrize("backend", ["reference", "torch", "nnx", "linen"])
+def test_what_a_mask_hides_of_a_context_reaches_neither_result_nor_gradient(backend, options, bad):
+    """A projection's gradient is dk^T c, in which 0 * NaN is NaN unless the hidden rows are taken out first."""
+    if backend not in available():
+        pytest.skip(f"{backend} is not installed")
+    plan = iso.resolve(f"{HIDDEN}cross_attention(x, c, 2, mask=m{options})")
+    harness, made, rng = load(backend), order_one_weights(plan), np.random.default_rng(0)
+    inputs = {
+        "x": rng.standard_normal((2, 3, 8)),
+        "c": rng.standard_normal((2, 5, 8)),
+        "m": np.ones((2, 5), bool),
+    }
+    inputs["m"][0, 2] = inputs["m"][1, 0] = False
+    results = []
+    for filler in (0.0, 7.0, bad):
+        inputs["c"] = np.where(inputs["m"][..., None], inputs["c"], filler)
+        found = harness.forward(plan, made, inputs, "float32")
+        gradients = harness.gradients(plan, made, inputs, {"": np.ones((2, 3, 8))}, "float32")
+        if gradients is not None:
+            found = {**found, **gradients.parameters, **gradients.inputs}
+        results.append(found)
+    zeros, *others = results
+    for other in others:
+        for name, array in zeros.items():
+            assert np.isfinite(array).all(), name
+            np.testing.assert_array_equal(other[name], array, err_msg=name)
+
+
+def test_rope_errors_blame_the_argument_that_set_the_width(error):
+    found = error("linear(12)\nattention(3, rope=True, head_dim=3)", input=("B", 8, 32))
+    assert str(found).startswith(
+        "E_CONSTRAINT: rope needs an even head width, got head_dim=3\n"
+        "  <definition>:2:34\n"
+        "  2 | attention(3, rope=True, head_dim=3)\n"
+        "    |                                  ^\n"
+    )
+    assert "D=12" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("rope_theta=5e-324", "rope_theta must be >= 1, got 5e-324"),
+        ("rope_scale=5e-324", "rope_scale must be >= 1, got 5e-324"),
+        ("logit_softcap=5e-324", "logit_softcap must be 0 or between 1e-30 and 1e+30, got 5e-324"),
+        ("logit_softcap=1e300", "logit_softcap must be 0 or between 1e-30 and 1e+30, got 1e+300"),
+    ],
+)
+def test_numbers_that_would_overflow_are_refused(error, argument, expected):
+    found = error(f"attention(2, rope=True, {argument})", input=("B", 8, 32))
+    assert found.code == "E_ARGUMENT"
+    assert found.message.endswith(expected)
+    assert found.location.column == len("attention(2, rope=True, ") + argument.index("=") + 2

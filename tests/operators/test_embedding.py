@@ -166,3 +166,10 @@ def test_patch_projection_starts_uniform_in_its_fan_in():
     # fan_in = 3 * 2 * 2 = 12
     spec = Conv2d.of(C=3, D=5, kernel_size=2, stride=2).all_parameters
     assert spec["weight"].initial.high == spec["bias"].initial.high == 12**-0.5
+
+
+def test_sinusoidal_period_is_one_at_least(error):
+    found = error("sinusoidal_pos_embed(max_period=5e-324)", input=("B", 3, 4))
+    assert (found.code, found.message) == (
+        "E_ARGUMENT", "sinusoidal_pos_embed: max_period must be >= 1, got 5e-324",
+    )  # fmt: skip

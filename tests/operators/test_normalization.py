@@ -59,3 +59,22 @@ def test_parameters_of_norms():
         "n3.weight": 1,
         "n4.weight": 0,
     }
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "layer_norm(eps=1e-46)", "rms_norm(eps=1e-46)", "transformer_block(2, eps=1e-46)",
+        "encoder_block(2, 7, eps=1e-46)", "post_norm_block(2, eps=1e-46)",
+        'attention(2, qk_norm="l2_norm", eps=1e-46)',
+    ],
+)  # fmt: skip
+def test_an_epsilon_that_float32_loses_is_refused(error, run, definition):
+    found = error(definition, input=("B", 3, 4))
+    assert (found.code, found.hints) == (
+        "E_ARGUMENT",
+        ("in float32 a smaller one counts as 0, and a position whose features are equal gives NaN",),
+    )
+    assert found.message.endswith("eps must be >= 1e-30, got 1e-46")
+    assert found.location.column == definition.index("eps=") + len("eps=") + 1
+    assert iso.resolve(definition.replace("46", "30"), input=("B", 3, 4))

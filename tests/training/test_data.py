@@ -304,3 +304,65 @@ def test_training_needs_one_output_of_scores(tmp_path):
         "E_CONSTRAINT: training needs a network with one output, a score for every class; "
         'this one has 2: a, b\n  give it one, as in output("B", 10)'
     )
+
+
+# -- what would spoil a run --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "form"), [(0.9999, "0.9999"), (0.99999, "0.99999")])
+def test_a_validation_split_that_takes_all_is_refused(tmp_path, share, form):
+    assert refusal(IMAGES, "digits", validation=share) == (
+        f"E_ARGUMENT: digits: validation={form} of 1,437 examples leaves none for training\n"
+        "  hold out less (--validation), or give more examples"
+    )
+    data = archive(tmp_path, x=np.zeros((10, 3)), y=np.zeros(10, int))
+    assert refusal(VECTORS, data, validation=share).startswith(
+        f"E_ARGUMENT: {data}: validation={form} of 8 examples leaves none for training"
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
+def test_numbers_that_are_not_finite_are_refused(tmp_path, value):
+    x = np.zeros((10, 3))
+    x[4, 1] = value
+    data = archive(tmp_path, x=x, y=np.zeros(10, int))
+    assert refusal(VECTORS, data) == (
+        f"E_ARGUMENT: {data}: x[4, 1] is {value}, which is no finite number in float32\n"
+        "  clean the data: one such number makes every weight nan"
+    )
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 100, 2])
+def test_unsigned_targets_do_not_wrap(tmp_path, value):
+    # 2**64 - 100 as int64 is -100, the mark of a target to ignore.
+    data = archive(tmp_path, x=np.zeros((2, 3)), y=np.array([1, value], np.uint64))
+    assert refusal(VECTORS, data).startswith(
+        f"E_ARGUMENT: {data}: target {value} is no class of a network that scores 2\n"
+    )
+
+
+def test_ids_that_do_not_fit_their_dtype_are_refused(tmp_path):
+    text = 'ids = input("B", "T", dtype="int32")\nembedding(4, 2)\nlinear(3)\noutput("B", "T", 3)'
+    data = archive(tmp_path, ids=np.array([[0, 2**32 + 1]] * 4), y=np.zeros((4, 2), int))
+    assert refusal(
+        text, data
+    ) == f"E_ARGUMENT: {data}: x[0, 1] is 4294967297, which does not fit in int32".replace("x[", "ids[")
+
+
+def test_other_files_are_no_archives(tmp_path):
+    hint = "\n  write it with numpy.savez(FILE, x=..., y=...); arrays of Python objects are not read"
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "text.npz").write_text("x,y\n1,2\n")
+    np.savez(tmp_path / "objects.npz", x=np.array([None], dtype=object), y=np.zeros(1, int))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:60])
+    for name, reason in (
+        ("one.npy", "it holds a single array"),
+        ("text.npz", "it is another file"),
+        ("objects.npz", "x is damaged or holds Python objects"),
+        ("cut.npz", "File is not a zip file"),
+    ):
+        path = tmp_path / name
+        assert (
+            refusal(VECTORS, f"npz:{path}")
+            == f"E_ARGUMENT: {path} is no usable NumPy archive: {reason}{hint}"
+        )

@@ -66,7 +66,7 @@ print(json.dumps(kills))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_sigkill_at_any_moment_and_resume_give_the_undisturbed_weights(tmp_path):
+def test_t24_sigkill_at_any_moment_and_resume_give_the_undisturbed_weights(tmp_path):
     pytest.importorskip("torch")
     arguments = [str(tmp_path), write_data(tmp_path), "4"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

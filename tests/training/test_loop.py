@@ -1,5 +1,8 @@
 """Whole runs, small ones: what they leave, and that stopping and resuming changes no bit."""
 
+import os
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -154,3 +157,58 @@ def test_bad_data_touch_no_directory(tmp_path):
     with pytest.raises(IsomorphError, match="E_ARGUMENT"):
         run(tmp_path / "run", config("npz:/no/such/file"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_holds_no_example_twice(tmp_path, data):
+    # 60 examples, 12 of them for testing and round(4.8) of the rest for validation, leave 43.
+    with pytest.raises(IsomorphError) as error:
+        run(tmp_path / "run", config(data, batch_size=44))
+    assert error.value.code == "E_ARGUMENT"
+    assert error.value.message.startswith(
+        "training setting batch_size=44 is more than the 43 training examples of 'npz:"
+    )
+    assert error.value.hints == ("batch_size is at most 43",)
+    assert not (tmp_path / "run").exists()
+    run(tmp_path / "run", config(data, batch_size=43, steps=1))
+
+
+def test_a_first_step_without_a_finite_loss_blames_no_learning_rate(tmp_path, data):
+    plan = iso.resolve('input("B", 6)\nscale(1e30)\nscale(1e30)\nlinear(3)\noutput("B", 3)')
+    with pytest.raises(IsomorphError) as error:
+        train(plan, config(data), tmp_path / "run")
+    assert error.value.code == "E_RUNTIME"
+    assert error.value.message.startswith(
+        "the initial weights give no finite loss and gradient on the first batch: loss nan"
+    )
+    assert error.value.hints == (
+        "the data are finite; look at init, at scale factors, and at the dtype's range",
+    )
+
+
+def test_a_diverging_run_names_only_a_checkpoint_that_is_there(tmp_path, data):
+    with pytest.raises(IsomorphError) as error:
+        run(tmp_path / "run", config(data, steps=200, learning_rate=1e30, checkpoint_every=1000, clip=0.0))
+    assert len(error.value.hints) == 1
+    with pytest.raises(IsomorphError) as error:
+        run(tmp_path / "other", config(data, steps=200, learning_rate=1e30, checkpoint_every=1, clip=0.0))
+    latest = sorted((tmp_path / "other").glob("checkpoint-*"))[-1].name
+    assert error.value.hints[1] == f"{latest} is from before"
+
+
+def test_wrong_types_are_told(tmp_path, data):
+    plan, good = iso.resolve(TEXT), config(data)
+    anything: Any = None
+    for arguments, message in (
+        ((anything, good, tmp_path / "run"), "expected a plan, got 'NoneType'"),
+        ((plan, anything, tmp_path / "run"), "expected a TrainingConfig, got 'NoneType'"),
+        ((plan, good, anything), "the run's directory must be str, bytes or os.PathLike, got 'NoneType'"),
+        ((plan, good, ""), "the run's directory is empty: ''"),
+    ):
+        with pytest.raises(IsomorphError) as error:
+            train(*arguments)
+        assert (error.value.code, error.value.message) == ("E_ARGUMENT", message)
+
+
+def test_a_directory_may_be_given_as_bytes(tmp_path, data):
+    outcome = train(iso.resolve(TEXT), config(data, steps=1), os.fsencode(tmp_path / "run"))
+    assert outcome.directory == str(tmp_path / "run")

@@ -1,5 +1,7 @@
 """Sums over predictions, and a file that a killed process cannot spoil."""
 
+import pytest
+
 from isomorph.training.metrics import MetricsFile, Totals, keep_records, read_records
 
 
@@ -26,6 +28,15 @@ def test_a_half_written_last_line_is_passed_over(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "lo')
     assert read_records(path) == [{"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize("line", ['{"step": "x"}', '{"step": null}', '{"test_loss": [1]}', "[]", "7"])
+def test_a_damaged_line_is_passed_over(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2, "loss": 0.5}}\n')
+    assert read_records(path) == [{"step": 1}, {"step": 2, "loss": 0.5}]
+    keep_records(path, lambda record: record.get("step", 0) <= 1)
+    assert path.read_text() == '{"step": 1}\n'
 
 
 def test_keeping_records_drops_the_others_and_the_torn_line(tmp_path):

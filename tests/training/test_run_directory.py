@@ -92,12 +92,26 @@ def test_force_deletes_a_run_and_nothing_else(tmp_path):
 
 def test_files_of_somebody_else_are_no_run(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"precious")
-    with pytest.raises(IsomorphError, match="holds a finished run"):
-        begun(tmp_path)
-    with pytest.raises(IsomorphError) as error:
-        RunDirectory(tmp_path).prepare(PLAN, CONFIG, resume=True, force=False)
-    assert "has no config.json" in str(error.value)
+    (tmp_path / "curve.png").touch()
+    for resume, force in ((False, False), (True, False), (False, True)):
+        with pytest.raises(IsomorphError) as error:
+            RunDirectory(tmp_path).prepare(PLAN, CONFIG, resume=resume, force=force)
+        assert str(error.value) == (
+            f"E_CHECKPOINT: {tmp_path} holds files that a run would replace, but no run made them: "
+            "config.json is not there\n  files: curve.png, model.safetensors\n"
+            "  --out takes another place; or move these files away"
+        )
     assert (tmp_path / "model.safetensors").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("content", ['{"name": "another program"}', "[1]", "{", "[" * 100_000])
+def test_force_deletes_nothing_beside_another_programs_configuration(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "metrics.jsonl").write_text("precious")
+    with pytest.raises(IsomorphError, match=r"no run made them: config\.json is no run's configuration"):
+        RunDirectory(tmp_path).prepare(PLAN, CONFIG, resume=False, force=True)
+    assert (tmp_path / "config.json").read_text() == content
+    assert (tmp_path / "metrics.jsonl").read_text() == "precious"
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path):
@@ -126,9 +140,61 @@ def test_a_damaged_checkpoint_names_the_one_before(tmp_path):
 
 def test_a_damaged_configuration_is_told(tmp_path):
     run = begun(tmp_path)
-    run.config.write_text("{")
-    with pytest.raises(IsomorphError, match=r"config\.json is damaged"):
-        run.prepare(PLAN, CONFIG, resume=True, force=False)
+    for content in ('{"plan": "{", "training": {"data": "digits"}}', '{"plan": 1, "training": 2}'):
+        run.config.write_text(content)
+        with pytest.raises(IsomorphError, match=r"config\.json is damaged"):
+            run.prepare(PLAN, CONFIG, resume=True, force=False)
+    run.prepare(PLAN, CONFIG, resume=False, force=True)
+    assert settings_of(run.path) == CONFIG.to_dict()
+
+
+def test_every_flipped_byte_of_a_checkpoint_is_noticed(tmp_path):
+    run = begun(tmp_path)
+    run.save(3, {"weights/n0.bias": np.array([1.5, -2.0], np.float32)})
+    (path,) = run.checkpoints()
+    sound = path.read_bytes()
+    codes = set()
+    for place in range(len(sound)):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        try:
+            found = run.latest()
+        except IsomorphError as error:
+            codes.add(error.code)
+        else:  # a name of the package's own header that it does not use
+            assert found is not None
+            assert found.state["weights/n0.bias"].tolist() == [1.5, -2.0]
+            assert found.step == 3
+    assert codes == {"E_CHECKPOINT", "E_INTEGRITY"}
+
+
+def test_a_checkpoint_with_one_flipped_data_bit_is_refused(tmp_path):
+    run = begun(tmp_path)
+    run.save(1, STATE)
+    run.save(2, STATE)
+    path = run.checkpoints()[0]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # the arrays come last
+    path.write_bytes(content)
+    with pytest.raises(IsomorphError) as error:
+        run.latest()
+    assert str(error.value) == (
+        f"E_INTEGRITY: {path} was altered: its content has not the digest it was saved with\n"
+        "  delete it to continue from checkpoint-00000001.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("", "E_ARGUMENT: the run's directory is empty: ''"),
+        ("a\0b", "E_ARGUMENT: the run's directory holds a NUL character: 'a\\x00b'"),
+        (None, "E_ARGUMENT: the run's directory must be str, bytes or os.PathLike, got 'NoneType'"),
+    ],
+)
+def test_what_is_no_place_is_refused(place, message):
+    with pytest.raises(IsomorphError) as error:
+        RunDirectory(place)
+    assert str(error.value) == message
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path):

@@ -36,12 +36,24 @@ def test_an_unknown_backend_or_device_is_refused():
         trainer(device="cuda:99")
 
 
-def test_threads_are_set_when_asked_for():
-    before = torch.get_num_threads()
+def test_threads_are_those_asked_for_while_it_computes_and_no_longer():
+    before, seen = torch.get_num_threads(), []
+    made = trainer(threads=3)
+    made.model.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    batch = Batch({"x": np.ones((5, 4))}, np.arange(5) % 3)
+    made.step(0, [batch], 0.1)
+    made.evaluate(batch)
+    assert seen == [3, 3]
+    assert torch.get_num_threads() == before
+    trainer().evaluate(batch)
+    assert torch.get_num_threads() == before
+
+
+def test_settings_come_back_with_their_mode():
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        trainer(threads=3)
-        assert torch.get_num_threads() == 3
-        trainer()
-        assert torch.get_num_threads() == 3
+        trainer().step(0, [Batch({"x": np.ones((5, 4))}, np.arange(5) % 3)], 0.1)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
-        torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(False)

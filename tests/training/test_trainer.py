@@ -49,8 +49,8 @@ def softmax_gradient(weight, bias, batch):
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_takes_the_documented_steps(trainer, clip):
-    # TX12: every hyperparameter of AdamW is what the settings say, and decay is decoupled.
+def test_tx12_takes_the_documented_steps(trainer, clip):
+    # Every hyperparameter of AdamW is what the settings say, and decay is decoupled.
     plan = iso.resolve(LINEAR, dtype="float64")
     settings = {"weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "clip": clip}
     subject = trainer(plan, **settings)

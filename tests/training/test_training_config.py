@@ -47,3 +47,18 @@ def test_names_an_unknown_setting_and_the_nearest():
     with pytest.raises(IsomorphError) as error:
         TrainingConfig.from_dict({"data": "digits", "step": 5})
     assert str(error.value) == "E_ARGUMENT: there is no training setting 'step'\n  did you mean steps?"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (None, "E_ARGUMENT: training settings are a mapping by name, got 'NoneType'"),
+        ([], "E_ARGUMENT: training settings are a mapping by name, got 'list'"),
+        ({}, "E_ARGUMENT: training setting data is missing, which has no default"),
+        ({"data": "digits", 1: 2}, "E_ARGUMENT: there is no training setting 1"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(values, message):
+    with pytest.raises(IsomorphError) as error:
+        TrainingConfig.from_dict(values)
+    assert str(error.value).splitlines()[0] == message

@@ -195,3 +195,55 @@ def test_numpy_integers_are_seeds():
     assert np.array_equal(
         initial_weights(plan, np.int64(3))["n0.weight"], initial_weights(plan, 3)["n0.weight"]
     )
+
+
+@pytest.mark.parametrize("seed", [2**128, 10**5000], ids=["129 bits", "5001 digits"])
+def test_seeds_beyond_128_bits(seed):
+    with pytest.raises(iso.IsomorphError, match=r"^E_ARGUMENT: seed must be below 2\*\*128, got ") as caught:
+        initial_weights(iso.resolve("linear(2)", input=("B", 2)), seed)
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("initial", "dtype"),
+    [
+        (initializers.Constant(1e39), "float32"),
+        (initializers.Constant(1e39), "bfloat16"),
+        (initializers.Constant(70000.0), "float16"),
+        (initializers.Normal(std=1e300), "float32"),
+        (initializers.TruncatedNormal(std=1e300), "float32"),
+        (initializers.Uniform(-1.7e308, 1.7e308), "float64"),
+        (initializers.Orthogonal(gain=1e300), "float32"),
+        (initializers.XavierUniform(gain=1e300), "float16"),
+    ],
+)
+def test_what_the_dtype_does_not_hold_is_refused(initial, dtype):
+    with pytest.raises(iso.IsomorphError) as caught:
+        drawn(initial, (3, 4), path="n0.weight", dtype=dtype)
+    assert str(caught.value) == (
+        f"E_ARGUMENT: n0.weight: {initial} reaches beyond the largest {dtype}\n"
+        "  give init smaller numbers, or resolve with a wider dtype"
+    )
+
+
+def test_a_network_whose_start_would_be_infinite():
+    plan = iso.resolve('linear(2, init={"weight": 1e39})', input=("B", 2))
+    with pytest.raises(iso.IsomorphError, match=r"^E_ARGUMENT: n0\.weight: constant\(value=1e\+39\) reaches"):
+        initial_weights(plan)
+    assert initial_weights(iso.resolve('linear(2, init={"weight": 1e39})', input=("B", 2), dtype="float64"))
+
+
+def test_uniform_runs_upwards():
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.resolve('linear(2, init={"weight": uniform(low=1, high=0)})', input=("B", 2))
+    assert caught.value.message.endswith("uniform: low must not exceed high, got low=1.0, high=0.0")
+    assert initializers.Uniform(1, 1).high == 1
+
+
+def test_kaiming_of_a_steep_leak_does_not_overflow():
+    # gain = sqrt(2 / (1 + a^2)), which is sqrt(2) / 1e200 for a = 1e200
+    assert initializers.KaimingUniform(a=1e200).gain == pytest.approx(2**0.5 / 1e200, rel=1e-15)
+    assert initializers.KaimingNormal(a=-2.0).gain == pytest.approx((2 / 5) ** 0.5, rel=1e-15)
+    assert not drawn(
+        initializers.KaimingUniform(a=1e200), (3, 4), dtype="float32"
+    ).any()  # 1e-200 is 0 in float32

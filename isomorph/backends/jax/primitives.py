@@ -255,6 +255,10 @@ def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return jnp.broadcast_to(x, shape)
 
 
+def select(x: Tensor, mask: Tensor) -> Tensor:
+    return jnp.where(mask[..., None], x, 0)  # (B, S, D)
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 

@@ -89,7 +89,7 @@ def build(plan: Plan) -> Network:
     Raises:
         IsomorphError: E_NAME when an input is named ``train``, which a call takes itself.
     """
-    if any(name == "train" for name, _ in plan.inputs):
+    if any(name == "train" for name, _ in Plan.expect(plan).inputs):
         raise IsomorphError(
             "E_NAME",
             "an input named 'train' cannot be given to a Linen module, whose call has an argument of that name",

@@ -34,7 +34,7 @@ def variables(plan: Plan, weights: Mapping[str, Any] | None = None, seed: int = 
     """
     from isomorph.weights.initial import initial_weights
 
-    require_x64(plan)
+    require_x64(Plan.expect(plan))
     fitting = initial_weights(plan, seed) if weights is None else owned_weights(plan, weights)
     places = prepared(plan).places
     return {
@@ -66,7 +66,9 @@ def weights(plan: Plan, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
             "E_ARGUMENT",
             f'variables must be a mapping with a "params" collection, got {shorten(variables)}',
         )
-    known = {place.path: (path, place.transposed) for path, place in prepared(plan).places.items()}
+    known = {
+        place.path: (path, place.transposed) for path, place in prepared(Plan.expect(plan)).places.items()
+    }
     found = {}
     for path, array in _leaves(variables["params"]):
         name, transposed = known.get(path, (".".join(path), False))
@@ -79,7 +81,7 @@ def trainable(plan: Plan) -> Tree:
 
     For ``optax.masked`` and its like; ``optax.multi_transform`` takes the two groups apart by it.
     """
-    places = prepared(plan).places
+    places = prepared(Plan.expect(plan)).places
     return _nested({places[p.path].path: p.trainable for p in plan.parameters})
 
 

@@ -12,7 +12,10 @@ from flax import nnx
 
 from isomorph.backends.jax.build import PreparedPlan, network_dtype, require_x64
 from isomorph.backends.nnx.layers import Values, calling, layer, put
+from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Node, Plan
+
+_LARGEST_KEY = 1 << 63  # JAX makes keys of 64-bit integers
 
 
 class Network(nnx.Module):
@@ -88,17 +91,22 @@ def build(
             Flax's own way (works under ``nnx.eval_shape``); its ``dropout`` stream feeds dropout.
 
     Raises:
-        IsomorphError: E_WEIGHTS when the weights are not exactly the plan's; E_ARGUMENT for a bad seed;
+        IsomorphError: E_WEIGHTS when the weights are not exactly the plan's; E_ARGUMENT for a bad seed or bad streams;
             E_BACKEND for a float64 plan while JAX has float64 switched off; E_NAME when a node has a name
             that NNX modules use themselves.
     """
     from isomorph.weights.convert import owned_weights
-    from isomorph.weights.initial import initial_weights
+    from isomorph.weights.initial import check_seed, initial_weights
 
-    require_x64(plan)
+    require_x64(Plan.expect(plan))
+    check_seed(seed)
+    if rngs is not None and not isinstance(rngs, nnx.Rngs):
+        raise IsomorphError("E_ARGUMENT", f"rngs must be an nnx.Rngs or None, got {shorten(rngs)}")
     fitting = None
     if weights is not None:
         fitting = owned_weights(plan, weights)
     elif rngs is None:
         fitting = initial_weights(plan, seed)
-    return Network(Values(PreparedPlan(plan), fitting, nnx.Rngs(seed) if rngs is None else rngs))
+    return Network(
+        Values(PreparedPlan(plan), fitting, nnx.Rngs(int(seed) % _LARGEST_KEY) if rngs is None else rngs)
+    )

@@ -197,6 +197,10 @@ def expand(x: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x, shape)
 
 
+def select(x: Array, mask: Array) -> Array:
+    return np.where(mask[..., None], x, 0.0)  # (B, S, D)
+
+
 # -- reductions --------------------------------------------------------------------------------
 
 

@@ -186,15 +186,16 @@ def build(
         device: where the parameters live. On ``"meta"`` nothing is drawn or allocated.
 
     Raises:
-        IsomorphError: E_WEIGHTS when the weights are not exactly the plan's; E_ARGUMENT for a bad seed;
-            E_NAME when a node has a name that PyTorch modules use themselves.
+        IsomorphError: E_WEIGHTS when the weights are not exactly the plan's; E_ARGUMENT for a bad seed or
+            for what names no device; E_BACKEND for a device that is not here; E_NAME when a node has a name
+            that PyTorch modules use themselves.
     """
     from isomorph.backends.torch.weights import fill
     from isomorph.weights.convert import owned_weights
     from isomorph.weights.initial import initial_weights
 
     network = network_class(Plan.expect(plan))(plan)
-    place = torch.device(device)
+    place = usable_device(device)
     if weights is not None:
         fitting = owned_weights(plan, weights)
     else:
@@ -202,6 +203,32 @@ def build(
     _allocate(network, plan, place)
     fill(network, fitting)
     return network
+
+
+def usable_device(device: Any, hint: str = 'device="cpu"') -> torch.device:
+    """The device of a name, found to be here.
+
+    Args:
+        device: a name such as ``"cuda:1"``, an accelerator's number, or a ``torch.device``.
+        hint: what the error proposes.
+
+    Raises:
+        IsomorphError: E_ARGUMENT for another type; E_BACKEND for a device that is not here.
+    """
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f'device must be a name such as "cpu" or "cuda:0", or a torch.device, got {shorten(device)}',
+        )
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # NotImplementedError is a RuntimeError
+        reason = str(error).splitlines()[0]
+        raise IsomorphError(
+            "E_BACKEND", f"torch cannot use the device {str(device)!r}: {reason}", hints=[hint]
+        ) from error
+    return place
 
 
 def _allocate(network: Network, plan: Plan, device: torch.device) -> None:

@@ -289,6 +289,10 @@ def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.expand(shape)
 
 
+def select(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask[..., None], x, 0.0)  # (B, S, D)
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 

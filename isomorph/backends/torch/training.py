@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from isomorph.backends.torch.build import build
+from isomorph.backends.torch.build import build, usable_device
 from isomorph.backends.torch.weights import to_numpy, to_tensor
-from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
 from isomorph.training.config import TrainingConfig
 from isomorph.training.data import IGNORED, Batch
@@ -42,9 +41,7 @@ class Trainer:
 
     def __init__(self, plan: Plan, weights: Mapping[str, Any], config: TrainingConfig) -> None:
         self.plan, self.config = plan, config
-        self.device = _device(config.device)
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        self.device = usable_device(config.device, "--device cpu")
         self.autocast = torch.bfloat16 if compute_dtype(plan, config) == "bfloat16" else None
         self.model = build(plan, weights, device=self.device)
         if plan.dtype in _HALVES:
@@ -67,6 +64,10 @@ class Trainer:
         )
 
     def step(self, step: int, parts: Sequence[Batch], learning_rate: float) -> StepResult:
+        with self._threads():
+            return self._step(step, parts, learning_rate)
+
+    def _step(self, step: int, parts: Sequence[Batch], learning_rate: float) -> StepResult:
         count = sum(int((part.targets != IGNORED).sum()) for part in parts)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -86,7 +87,7 @@ class Trainer:
 
     def evaluate(self, batch: Batch) -> Totals:
         self.model.eval()
-        with torch.inference_mode(), self._reproducible(0):
+        with torch.inference_mode(), self._threads(), self._reproducible(0):
             loss, correct = self._scores(batch)
         return Totals(float(loss), int(correct), int((batch.targets != IGNORED).sum()))
 
@@ -151,9 +152,20 @@ class Trainer:
         return norm
 
     @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """As many threads as the configuration asks for; the caller's number comes back."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.config.threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    @contextmanager
     def _reproducible(self, step: int) -> Iterator[None]:
         """Draws keyed by (seed, step), deterministic kernels on the CPU; the caller's settings come back."""
         deterministic = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(int(step_key(self.config.seed, step).view(np.uint64)[0]))
@@ -162,16 +174,4 @@ class Trainer:
             try:
                 yield
             finally:
-                torch.use_deterministic_algorithms(deterministic)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise IsomorphError(
-            "E_BACKEND", f"torch cannot train on the device {name!r}: {reason}", hints=["--device cpu"]
-        ) from error
-    return device
+                torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -86,9 +86,11 @@ def _untied(network: Network) -> list[tuple[str, str]]:
 def unwrap(model: nn.Module) -> Network:
     """The network inside the wrappers of ``torch.compile`` and data parallelism; else E_ARGUMENT."""
     inner: Any = model
-    while inner is not None and not isinstance(inner, Network):
+    seen: set[int] = set()
+    while inner is not None and not isinstance(inner, Network) and id(inner) not in seen:
+        seen.add(id(inner))  # an object may be its own ``module``
         inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
-    if inner is None:
+    if not isinstance(inner, Network):
         raise IsomorphError(
             "E_ARGUMENT",
             f"expected a network from isomorph.torch.build, got {shorten(type(model).__name__)}",

@@ -203,6 +203,12 @@ def expand(x: TracedTensor, shape: tuple[int, ...]) -> TracedTensor:
     return x.program.record("expand", [x], tuple(shape), view=True)
 
 
+def select(x: TracedTensor, mask: TracedTensor) -> TracedTensor:
+    if mask.shape != x.shape[:-1]:
+        raise ValueError(f"select: a mask {mask.shape} does not fit {x.shape}")
+    return x.program.record("select", [x, mask], x.shape)
+
+
 # -- reductions --------------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+"""Arrays in files that ``torch.save`` wrote, read without executing anything in them."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+
+from isomorph.errors import IsomorphError, shorten
+
+
+def read_pickled(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a state dictionary by name, through torch's ``weights_only`` reader.
+
+    The newer, zipped form is mapped into memory and read when a tensor is used; the older one is read whole.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT when the file is damaged, holds anything that would have to be executed,
+            or holds something else than tensors by name.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of pickles that it then refuses
+            # Only the zipped form can be mapped.
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        OSError,
+        KeyError,
+        TypeError,
+    ) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{path} cannot be read as tensors alone: {reason[:200]}",
+            hints=["nothing in it was executed; it is damaged, or holds more than tensors"],
+        ) from None
+    if not isinstance(found, dict):
+        raise IsomorphError(
+            "E_CHECKPOINT", f"{path} holds {shorten(type(found).__name__)}, expected tensors by name"
+        )
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{path} holds {shorten(type(tensor).__name__)} under {shorten(name)}, expected tensors by name",
+                hints=["a training checkpoint holds more than a model: save its state_dict() alone"],
+            )
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{path} holds {shorten(name)} as a sparse, quantized or empty tensor, expected a dense one",
+            )
+    return found

@@ -1,0 +1,285 @@
+"""The form of a published family: its configuration's keys, its definition, and its tensors.
+
+A family says each thing once, and it serves both directions: :class:`Row` relates one of their tensors to
+parameters of the plan and states the order of axes; :class:`Family.settings` lists every configuration key
+as handled, ignored with a reason, or held to the values that the definition can express. Any other key is
+refused by name, for a key that nobody read may change the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isomorph.errors import shorten
+from isomorph.plan import Plan
+
+Options = Mapping[str, Any]
+"""A configuration with every handled key present, under their names; and ``architecture``."""
+
+REQUIRED: Any = object()
+"""Stands for a default where there is none."""
+
+SAME, TRANSPOSED, BATCHED = "same", "transposed", "batched"
+"""How their axes lie: as in the plan; ``[in, out]`` for the plan's ``[out, in]``; behind an axis of 1."""
+
+
+class Handled(NamedTuple):
+    """A key that the definition follows.
+
+    Attributes:
+        kind: ``int``, ``float``, ``bool``, ``choice`` or ``any`` (the family checks it).
+        default: the value where the key is absent, which is the peer library's default.
+        choices: for ``choice``, what it may be, each with what the definition says for it.
+        optional: whether it may be null.
+    """
+
+    kind: str
+    default: Any = REQUIRED
+    choices: Mapping[str, str] | None = None
+    optional: bool = False
+
+
+class Ignored(NamedTuple):
+    """A key that does not change what the network computes from its weights, and why."""
+
+    reason: str
+
+
+class Only(NamedTuple):
+    """A key that may have these values alone."""
+
+    values: tuple[Any, ...]
+    reason: str
+
+
+class Row(NamedTuple):
+    """One of their tensors, and the parameters that it holds one after another along the plan's first axis.
+
+    Attributes:
+        theirs: its name without the base model's prefix; ``{i}`` stands for a layer's number.
+        ours: paths in the plan, likewise.
+        order: how their axes lie.
+        head: whether it is outside the base model, so that no prefix is ever before it.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    order: str = SAME
+    head: bool = False
+
+
+class NotThisFamily(Exception):
+    """A plan cannot be this family; says why. Never leaves the package."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One ``model_type``.
+
+    Attributes:
+        model_type: what ``config.json`` calls it.
+        prefix: what stands before the base model's tensors in a model with a head.
+        architectures: names that can be imported, each with the one that results.
+        default_architecture: what is assumed where the configuration names none.
+        settings: every known key.
+        definition: the text for a configuration.
+        rows: the tensors for a configuration.
+        layers: how many layers a configuration has.
+        describe: a configuration for a plan, as far as one can be read off; may raise NotThisFamily.
+            Whether it fits is found by comparing the plan with its definition.
+        base_architectures: those without a head, whose tensors have no prefix.
+        unread: exact names of known tensors that are recomputed or not needed, ``{i}`` as in rows.
+        written: keys that ``describe`` gives for the file beyond the handled ones.
+        unwritten: older spellings of handled keys, which are read alone.
+        has_tokens: whether its configuration names special tokens.
+        observe: facts that only the tensors' shapes tell, as further options.
+        rename: an older name of a tensor to the present one.
+        problems: what cannot be expressed because of several keys together.
+    """
+
+    model_type: str
+    prefix: str
+    architectures: Mapping[str, str]
+    default_architecture: str
+    settings: Mapping[str, Handled | Ignored | Only]
+    definition: Callable[[Options], str]
+    rows: Callable[[Options], list[Row]]
+    layers: Callable[[Options], int]
+    describe: Callable[[Plan], dict[str, Any]]
+    base_architectures: frozenset[str] = frozenset()
+    unread: tuple[str, ...] = ()
+    written: frozenset[str] = frozenset()
+    unwritten: frozenset[str] = frozenset()
+    has_tokens: bool = True
+    observe: Callable[[Mapping[str, Sequence[int]]], dict[str, Any]] = lambda shapes: {}
+    rename: Callable[[str], str] = lambda name: name
+    problems: Callable[[Options], list[str]] = field(default=lambda options: [])
+
+
+_GENERATION = Ignored("about generating text, not about the network")
+_TRAINING = Ignored("acts in training only")
+COMMON: dict[str, Handled | Ignored | Only] = {
+    "architectures": Ignored("read beforehand"),
+    "model_type": Ignored("read beforehand"),
+    **dict.fromkeys(
+        ("transformers_version", "_name_or_path", "_commit_hash", "auto_map"), Ignored("says where the file is from")
+    ),
+    **dict.fromkeys(("dtype", "torch_dtype"), Ignored("the tensors have their dtype")),
+    **dict.fromkeys(
+        (
+            "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id",
+            "unk_token_id", "mask_token_id", "decoder_start_token_id", "task_specific_params", "prefix",
+        ),
+        _GENERATION,
+    ),
+    **dict.fromkeys(
+        ("initializer_range", "initializer_factor", "gradient_checkpointing", "problem_type", "finetuning_task"),
+        _TRAINING,
+    ),
+    **dict.fromkeys(("id2label", "label2id"), Ignored("names of classes; the head's shape has their number")),
+    **dict.fromkeys(
+        (
+            "return_dict", "output_attentions", "output_hidden_states", "torchscript", "chunk_size_feed_forward",
+            "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_bfloat16",
+        ),
+        Ignored("how it is run, not what it computes"),
+    ),
+    "is_encoder_decoder": Only((False,), "one network alone is imported"),
+    "is_decoder": Only((False,), "the family's own attention is imported"),
+    "add_cross_attention": Only((False,), "there is no second sequence"),
+    "cross_attention_hidden_size": Only((None,), "there is no second sequence"),
+    "tie_encoder_decoder": Only((False,), "there is one network"),
+    "pruned_heads": Only(({}, None), "layers are alike"),
+}  # fmt: skip
+"""Keys that any configuration may have."""
+
+
+def dropout(*keys: str) -> dict[str, Ignored]:
+    """Dropout probabilities: the definition has none; a person who trains adds them."""
+    return dict.fromkeys(keys, _TRAINING)
+
+
+def read_options(family: Family, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The options of a configuration, and a line for everything in it that cannot be followed."""
+    settings = {**COMMON, **family.settings}
+    problems = [
+        f"{key}: unknown key, got {shorten(configuration[key])}"
+        for key in configuration
+        if key not in settings
+    ]
+    options: dict[str, Any] = {}
+    for key, setting in settings.items():
+        if isinstance(setting, Only):
+            if key in configuration and not any(_same(configuration[key], value) for value in setting.values):
+                allowed = " or ".join(map(repr, setting.values))
+                problems.append(
+                    f"{key}: expected {allowed} ({setting.reason}), got {shorten(configuration[key])}"
+                )
+        elif isinstance(setting, Handled):
+            value = configuration.get(key, setting.default)
+            if value is REQUIRED:
+                problems.append(f"{key}: missing")
+            elif problem := _wrong(setting, value):
+                problems.append(f"{key}: expected {problem}, got {shorten(value)}")
+            else:
+                options[key] = value
+    return options, problems if problems else family.problems(options)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+def _wrong(setting: Handled, value: Any) -> str:
+    """What was expected instead of a value, or nothing."""
+    if (value is None and setting.optional) or setting.kind == "any":
+        return ""
+    if setting.kind == "choice":
+        choices = setting.choices or {}
+        return "" if isinstance(value, str) and value in choices else " or ".join(map(repr, choices))
+    if setting.kind == "bool":
+        return "" if type(value) is bool else "true or false"
+    if setting.kind == "int":
+        return "" if type(value) is int and value >= 1 else "an integer from 1"
+    return "" if is_positive(value) else "a number above 0"
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value of a configuration is a finite number above 0."""
+    # An integer may be too large for a float; no published number is near this bound.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300
+
+
+# -- their axes and ours -------------------------------------------------------------------------
+
+
+def their_shape(row: Row, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of their tensor when the plan's parameters have ``shapes``."""
+    joined = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    if row.order == BATCHED:
+        return (1, *joined)
+    return joined[::-1] if row.order == TRANSPOSED else joined
+
+
+def to_plan(row: Row, theirs: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """The plan's parameters in one of their tensors, of ``sizes`` along the first axis."""
+    if row.order == BATCHED:
+        theirs = theirs[0]
+    elif row.order == TRANSPOSED:
+        theirs = theirs.T
+    if len(sizes) == 1:
+        return [np.ascontiguousarray(theirs)]
+    # A copy of each, so that no two parameters share memory.
+    starts = np.cumsum([0, *sizes])
+    return [theirs[a:b].copy(order="C") for a, b in pairwise(starts)]
+
+
+def to_theirs(row: Row, ours: Sequence[np.ndarray]) -> np.ndarray:
+    """Their tensor from the plan's parameters."""
+    joined = ours[0] if len(ours) == 1 else np.concatenate(ours)
+    if row.order == BATCHED:
+        return joined[None]
+    return np.ascontiguousarray(joined.T) if row.order == TRANSPOSED else joined
+
+
+def each_layer(rows: Sequence[Row], layers: int) -> list[Row]:
+    """The rows with every ``{i}`` replaced by each layer's number."""
+    found = []
+    for row in rows:
+        if "{i}" not in row.theirs:
+            found.append(row)
+            continue
+        for i in range(layers):
+            ours = tuple(path.replace("{i}", str(i)) for path in row.ours)
+            found.append(row._replace(theirs=row.theirs.replace("{i}", str(i)), ours=ours))
+    return found
+
+
+def affine(theirs: str, ours: str, order: str = SAME, *, bias: bool = True, head: bool = False) -> list[Row]:
+    """Rows for a layer's weight and, where it has one, its bias."""
+    rows = [Row(f"{theirs}.weight", (f"{ours}.weight",), order, head)]
+    return [*rows, Row(f"{theirs}.bias", (f"{ours}.bias",), SAME, head)] if bias else rows
+
+
+# -- reading a plan ------------------------------------------------------------------------------
+
+
+def operators_of(plan: Plan, operator: str) -> list[Any]:
+    """Every call of an operator, with its arguments; NotThisFamily when there is none."""
+    found = [node.operator for node in plan.nodes if node.operator.name == operator]
+    if not found:
+        raise NotThisFamily(f"it has no {operator}")
+    return found
+
+
+def their_name(choices: Mapping[str, str], ours: str) -> str:
+    """The first of their names for one of ours."""
+    for theirs, name in choices.items():
+        if name == ours:
+            return theirs
+    raise NotThisFamily(f"it has no name for {ours}")

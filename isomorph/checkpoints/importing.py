@@ -1,0 +1,202 @@
+"""From a published checkpoint to a plan and its weights."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from isomorph.checkpoints.families import FAMILIES
+from isomorph.checkpoints.family import Family, Row, each_layer, read_options, their_shape, to_plan
+from isomorph.checkpoints.source import CONFIGURATION, Checkpoint, Tensor, open_checkpoint
+from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.plan import DTYPE_BYTES, Plan
+from isomorph.resolver.dimensions import show_shape
+from isomorph.resolver.resolve import resolve
+from isomorph.weights.convert import owned_weights
+
+_MOST_LISTED = 20
+
+
+def import_checkpoint(
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, dtype: str | None = None
+) -> tuple[Plan, dict[str, np.ndarray]]:
+    """Read a published model as a plan, whose ``definition`` is commented text, and its weights.
+
+    Tensors are read one at a time from memory-mapped files; nothing in the files is executed.
+
+    Args:
+        path: a directory with ``config.json`` and ``model.safetensors`` (or parts of it with an index, or
+            ``pytorch_model.bin``, for which PyTorch must be installed).
+        dtype: the plan's compute dtype and the weights' dtype; that of the tensors where omitted, and the
+            widest where they differ.
+
+    Returns:
+        The plan, with batch and length open, and arrays in plan layout by parameter path.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT when the directory cannot be read, its family is not known, or its
+            configuration asks for something that cannot be expressed; E_WEIGHTS when the tensors are not
+            those of the configuration; E_BACKEND when a pickle needs PyTorch.
+    """
+    if dtype is not None and dtype not in DTYPE_BYTES:
+        raise IsomorphError(
+            "E_ARGUMENT", f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {shorten(dtype)}"
+        )
+    checkpoint = open_checkpoint(path)
+    family = _family(checkpoint)
+    tensors = _named(family, checkpoint.tensors)
+    options = _options(family, checkpoint, tensors)
+    # The configuration's sizes first: a hostile one is refused by the resolver's limits.
+    plan = _resolved(checkpoint, family.definition(options), dtype or _dtype(family, tensors))
+    rows = each_layer(family.rows(options), family.layers(options))
+    _check_tensors(family, options, plan, rows, tensors)
+    return plan, _read(plan, rows, tensors)
+
+
+def _resolved(checkpoint: Checkpoint, definition: str, dtype: str) -> Plan:
+    try:
+        return resolve(definition, dtype=dtype)
+    except IsomorphError as error:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{checkpoint.directory / CONFIGURATION} describes a network that cannot be built: {error.message}",
+            hints=error.hints,
+        ) from error
+
+
+def _family(checkpoint: Checkpoint) -> Family:
+    model_type = checkpoint.configuration.get("model_type")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[model_type]
+    known = ", ".join(FAMILIES)
+    hints = did_you_mean(model_type, FAMILIES) if isinstance(model_type, str) else []
+    raise IsomorphError(
+        "E_CHECKPOINT",
+        f"{checkpoint.directory / CONFIGURATION} has model_type {shorten(model_type)}, which cannot be imported",
+        hints=[*hints, f"families: {known}"],
+    )
+
+
+def _named(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the family's present names, without the base model's prefix."""
+    prefix = family.prefix + "."
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = family.rename(name.removeprefix(prefix))
+        if short in found:
+            raise IsomorphError("E_WEIGHTS", f"{tensor.file} holds {shorten(short)} twice, under two names")
+        found[short] = tensor
+    return found
+
+
+def _options(family: Family, checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    options, problems = read_options(family, checkpoint.configuration)
+    named = checkpoint.configuration.get("architectures") or [family.default_architecture]
+    given = named[0] if isinstance(named, list) and named else named
+    architecture = family.architectures.get(given) if isinstance(given, str) else None
+    if architecture is None:
+        known = " or ".join(family.architectures)
+        problems.insert(0, f"architectures: expected {known}, got {shorten(given)}")
+    if problems:
+        keys = "a key" if len(problems) == 1 else f"{len(problems)} keys"
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{checkpoint.directory / CONFIGURATION}: {keys} of this {family.model_type} cannot be followed",
+            hints=problems[:_MOST_LISTED],
+        )
+    facts = family.observe({name: tensor.shape for name, tensor in tensors.items()})
+    return {**options, "architecture": architecture, **facts}
+
+
+def _dtype(family: Family, tensors: Mapping[str, Tensor]) -> str:
+    """The tensors' dtype, or the least that holds all of them exactly."""
+    found = {tensor.dtype for name, tensor in tensors.items() if not _unread(family, name)}
+    found &= DTYPE_BYTES.keys()  # others are reported with their names
+    if len(found) == 1:
+        return found.pop()
+    return "float64" if "float64" in found else "float32"
+
+
+def _unread(family: Family, name: str) -> bool:
+    patterns = (re.escape(one).replace(r"\{i\}", "[0-9]+") for one in family.unread)
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _check_tensors(
+    family: Family, options: Mapping[str, Any], plan: Plan, rows: list[Row], tensors: Mapping[str, Tensor]
+) -> None:
+    """E_WEIGHTS listing every missing, unexpected and misshapen tensor at once."""
+    shapes = _shapes(plan)
+    expected = {row.theirs: their_shape(row, [shapes[path] for path in row.ours]) for row in rows}
+    alternatives = {path: [r.theirs for r in rows if r.ours == (path,)] for path in plan.ties.values()}
+    tied = {row.theirs: alternatives[plan.ties[row.ours[0]]] for row in rows if row.ours[0] in plan.ties}
+    excused = {name for name, owners in tied.items() if any(owner in tensors for owner in owners)}
+    excused |= {owner for name, owners in tied.items() if name in tensors for owner in owners}
+    problems = [
+        f"missing: {name} {show_shape(shape)}"
+        for name, shape in expected.items()
+        if name not in tensors and name not in excused
+    ]
+    for name, tensor in tensors.items():
+        where = f"{name[:200]} in {tensor.file.name}"
+        if name not in expected:
+            if not _unread(family, name):
+                problems.append(f"unexpected: {where} {show_shape(tensor.shape)}")
+        elif tensor.shape != expected[name]:
+            wanted, got = show_shape(expected[name]), show_shape(tensor.shape)
+            problems.append(f"misshapen: {where}: expected {wanted}, got {got}")
+        elif tensor.dtype not in DTYPE_BYTES:
+            problems.append(f"no floating-point numbers: {where}: {tensor.dtype}")
+    if problems:
+        raise IsomorphError(
+            "E_WEIGHTS",
+            f"the tensors are not those of the configured {options['architecture']}: {len(problems)} differ",
+            hints=[*problems[:_MOST_LISTED], *(["..."] if len(problems) > _MOST_LISTED else [])],
+        )
+
+
+def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Every parameter's shape by path, tied ones too."""
+    return {
+        f"{node.name}.{path}": spec.shape
+        for node in plan.nodes
+        for path, spec in node.operator.all_parameters.items()
+    }
+
+
+def _read(plan: Plan, rows: list[Row], tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    shapes = _shapes(plan)
+    kind = _numpy_dtype(plan.dtype)
+    weights: dict[str, np.ndarray] = {}
+    for row in rows:
+        if row.theirs not in tensors:
+            continue  # tied: its owner is there
+        tensor = tensors[row.theirs]
+        array = tensor.read()
+        if _has_nan(array):
+            raise IsomorphError(
+                "E_WEIGHTS",
+                f"{row.theirs} in {tensor.file} holds NaN",
+                hints=["the file is damaged, or training failed: copy it again"],
+            )
+        parts = to_plan(row, array, [shapes[path][0] for path in row.ours])
+        weights |= {path: part.astype(kind, copy=False) for path, part in zip(row.ours, parts, strict=True)}
+    return owned_weights(plan, weights)
+
+
+def _has_nan(array: np.ndarray) -> bool:
+    if array.dtype.name == "bfloat16":  # by its bits, which is many times faster
+        return bool(((array.view(np.uint16) & 0x7FFF) > 0x7F80).any())
+    return bool(array.size and np.isnan(array.min()))
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

@@ -1,0 +1,213 @@
+"""The files of a published model: its configuration, and its tensors one at a time.
+
+A directory holds ``config.json`` and ``model.safetensors``, or parts of it with
+``model.safetensors.index.json``, or the older ``pytorch_model.bin`` likewise. None of them is trusted:
+names in an index must stay inside the directory, sizes are checked before anything is allocated, and nothing
+is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from isomorph.errors import IsomorphError, shorten
+from isomorph.paths import path_text
+from isomorph.weights.file import CODES, refuse_foreign
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CONFIGURATION = "config.json"
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+_MOST_JSON_BYTES = 64 << 20  # an index of the largest published models has a few megabytes
+Result = TypeVar("Result")
+_DTYPES = {code: name for name, code in CODES.items()}
+
+
+class Tensor(NamedTuple):
+    """A tensor of the checkpoint that has not been read yet.
+
+    Attributes:
+        shape: its sizes, as the file's header states them.
+        dtype: ``float32`` and so on, or what the file calls a dtype that no plan has.
+        read: gives the array.
+        file: where it is.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], np.ndarray]
+    file: Path
+
+
+class Checkpoint(NamedTuple):
+    """A directory's configuration and its tensors by name."""
+
+    directory: Path
+    configuration: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Checkpoint:
+    """Look into a directory in Hugging Face layout; a tensor is read when it is asked for.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT when there is no such directory, a file of it is missing or damaged, or
+            a file lies outside.
+    """
+    text = path_text(path, "the checkpoint's path")
+    if text.startswith("hf:"):
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{shorten(text)} names a model on the hub, and only local directories are read",
+            hints=[f"download it first, as in: hf download {text[3:][:200]} --local-dir DIR"],
+        )
+    directory = Path(text)
+    if not directory.is_dir():
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{directory} is not a directory",
+            hints=[f"give the directory that holds {CONFIGURATION} and {SAFETENSORS}"],
+        )
+    configuration = _read_json(_inside(directory, CONFIGURATION))
+    tensors: dict[str, Tensor] = {}
+    for file, names in _files(directory).items():
+        opened = _open_pickled(file) if file.suffix == ".bin" else _open_safetensors(file)
+        if names is not None and (absent := sorted(names - opened.keys())):
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{file} lacks {len(absent)} tensors that the index says it holds",
+                hints=[f"missing: {name}" for name in absent[:20]],
+            )
+        if twice := sorted(opened.keys() & tensors.keys()):
+            raise IsomorphError(
+                "E_CHECKPOINT", f"{shorten(twice[0])} is in {tensors[twice[0]].file} and in {file}"
+            )
+        tensors |= opened
+    return Checkpoint(directory, configuration, tensors)
+
+
+def _files(directory: Path) -> dict[Path, set[str] | None]:
+    """The files that hold the tensors, each with the names that an index promises there."""
+    for name in (SAFETENSORS, PICKLED):
+        if (directory / f"{name}.index.json").exists():
+            return _indexed(directory, f"{name}.index.json")
+        if os.path.lexists(directory / name):
+            return {_inside(directory, name): None}
+    raise IsomorphError(
+        "E_CHECKPOINT",
+        f"{directory} holds no weights",
+        hints=[f"expected {SAFETENSORS}, {SAFETENSORS}.index.json, {PICKLED} or {PICKLED}.index.json"],
+    )
+
+
+def _indexed(directory: Path, index: str) -> dict[Path, set[str] | None]:
+    places = _read_json(_inside(directory, index)).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(v, str) for v in places.values()):
+        raise IsomorphError(
+            "E_CHECKPOINT", f"{directory / index} has no weight_map from tensors' names to files' names"
+        )
+    suffix = ".safetensors" if index.startswith(SAFETENSORS) else ".bin"
+    found: dict[Path, set[str] | None] = {}
+    for file in sorted(set(places.values())):
+        if Path(file).name != file or "\\" in file or not file.endswith(suffix):
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{directory / index} names the file {shorten(file, 300)}",
+                hints=[f"expected the name of a {suffix} file in the same directory"],
+            )
+        found[_inside(directory, file)] = {name for name, place in places.items() if place == file}
+    return found
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """A file of the directory; E_CHECKPOINT when it is missing or a link leads out.
+
+    The hub's cache keeps the bytes in ``blobs`` beside ``snapshots``, with links to them; those may be followed.
+    """
+    path = directory / name
+    target = Path(os.path.realpath(path))
+    home = Path(os.path.realpath(directory))
+    allowed = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{path} is a link that leads out of the directory, to {target}",
+            hints=["copy the file into the directory"],
+        )
+    if not target.is_file():
+        raise IsomorphError("E_CHECKPOINT", f"{path} does not exist", hints=["copy the model again, whole"])
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise ValueError(f"more than {_MOST_JSON_BYTES:,} bytes")
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise IsomorphError("E_CHECKPOINT", f"{path} is no JSON: {shorten(str(error), 100)}") from None
+    if not isinstance(content, dict):
+        raise IsomorphError("E_CHECKPOINT", f"{path} holds {type(content).__name__}, expected an object")
+    return content
+
+
+def _open_safetensors(path: Path) -> dict[str, Tensor]:
+    refuse_foreign(path)
+
+    def reader(name: str) -> Callable[[], np.ndarray]:
+        # Mapped anew for each tensor: pages of those read before would stay in memory beside their copies.
+        return lambda: _with_safetensors(path, lambda file: file.get_tensor(name))
+
+    def describe(file: Any) -> dict[str, Tensor]:
+        found = {}
+        for name in file.keys():  # noqa: SIM118  # no mapping
+            part = file.get_slice(name)
+            code = str(part.get_dtype())
+            found[name] = Tensor(tuple(part.get_shape()), _DTYPES.get(code, code), reader(name), path)
+        return found
+
+    return _with_safetensors(path, describe)
+
+
+def _with_safetensors(path: Path, use: Callable[[Any], Result]) -> Result:
+    """What ``use`` makes of the opened file; E_CHECKPOINT when it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return use(file)
+    except (SafetensorError, OSError) as error:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{path} is damaged or no safetensors file: {error}",
+            hints=["copy the model again, whole"],
+        ) from None
+
+
+def _open_pickled(path: Path) -> dict[str, Tensor]:
+    try:
+        from isomorph.backends.torch.pickled import read_pickled
+        from isomorph.backends.torch.weights import to_numpy
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise IsomorphError(
+            "E_BACKEND",
+            f"{path} is a pickle, which only PyTorch reads, and it is not installed",
+            hints=['pip install "isomorph[torch]"'],
+        ) from None
+    return {
+        name: Tensor(
+            tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2], _copier(to_numpy, tensor), path
+        )
+        for name, tensor in read_pickled(path).items()
+    }
+
+
+def _copier(to_numpy: Callable[[Any], np.ndarray], tensor: Any) -> Callable[[], np.ndarray]:
+    return lambda: to_numpy(tensor)

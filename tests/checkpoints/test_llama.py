@@ -1,0 +1,187 @@
+"""LLaMA, Mistral and Qwen2 checkpoints beside transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import isomorph as iso
+
+IDS = np.random.default_rng(0).integers(0, 17, (2, 12))
+SIZES = {
+    "vocab_size": 17, "hidden_size": 12, "intermediate_size": 22, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "rms_norm_eps": 3e-3, "bos_token_id": None, "eos_token_id": None,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+# With theta 1e5 and head width 10 the frequencies are 1, .1, .01, .001, .0001: over 8192 positions the fourth
+# makes 1.3 turns, between the bands' limits of 1 and 4, and the last less than one.
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.5}
+DEFAULT = {"rope_type": "default", "rope_theta": 70.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LlamaForCausalLM", {"num_key_value_heads": 3}),
+        ("LlamaForCausalLM", {"rope_parameters": LLAMA3, "head_dim": 10, "tie_word_embeddings": True}),
+        ("LlamaModel", {"rope_parameters": LINEAR, "attention_bias": True, "mlp_bias": True}),
+        ("MistralForCausalLM", {"sliding_window": 3, "head_dim": 4, "rope_parameters": DEFAULT}),
+        ("Qwen2ForCausalLM", {"tie_word_embeddings": True, "rope_parameters": DEFAULT}),
+        ("Qwen2Model", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
+    ],
+)
+def test_computes_what_transformers_computes_and_returns(published, agrees, returns, name, options):
+    family = name.removesuffix("ForCausalLM").removesuffix("Model")
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
+    directory, model = published(name, config)
+    key = "logits" if name.endswith("LM") else "last_hidden_state"
+    with torch.no_grad():
+        expected = model(torch.from_numpy(IDS), use_cache=False)[key].numpy()
+    agrees(directory, {"": expected}, IDS)
+    returns(directory, model, key, torch.from_numpy(IDS), use_cache=False)
+
+
+def test_the_definition_reads_like_one_written_by_hand(published):
+    config = transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3, head_dim=10, tie_word_embeddings=True)
+    directory, _ = published("LlamaForCausalLM", config)
+    plan, _ = iso.import_checkpoint(directory)
+    assert plan.definition == (
+        "# Llama: 2 layers of width 12, 17 ids.\n"
+        "\n"
+        'ids = input("B", "T", dtype="int64")   # any length: there is no table of positions\n'
+        "\n"
+        'h = embedding(17, 12, name="tokens")\n'
+        "\n"
+        "for _ in range(2):\n"
+        '    rms_norm(h, eps=0.003, name="attention_norm")\n'
+        "    attended = attention(\n"
+        "        6,\n"
+        "        kv_heads=2,\n"
+        "        head_dim=10,\n"
+        "        causal=True,\n"
+        "        bias=False,\n"
+        "        rope=True,\n"
+        "        rope_theta=100000.0,\n"
+        '        rope_scaling="llama3",\n'
+        "        rope_scale=8.0,\n"
+        '        name="attention",\n'
+        "    )\n"
+        "    h = add(h, attended)\n"
+        "\n"
+        '    rms_norm(h, eps=0.003, name="ffn_norm")\n'
+        '    gated = swiglu(22, name="ffn")   # down(silu(gate(x)) * up(x))\n'
+        "    h = add(h, gated)\n"
+        "\n"
+        'rms_norm(h, eps=0.003, name="norm")\n'
+        'linear(17, bias=False, name="head", tie={"weight": "tokens.weight"})'
+        "   # reads and scores with one table\n"
+        "\n"
+        'output("B", "T", 17)\n'
+    )
+
+
+def test_t10_the_head_width_is_read_not_derived(published):
+    """T10: width 12, 2 heads, head width 8."""
+    config = transformers.LlamaConfig(
+        **{**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1}, head_dim=8
+    )
+    _, weights = iso.import_checkpoint(published("LlamaForCausalLM", config)[0])
+    assert weights["attention0.q_proj.weight"].shape == (16, 12)
+    assert weights["attention0.k_proj.weight"].shape == (8, 12)
+    assert weights["attention0.o_proj.weight"].shape == (12, 16)
+
+
+def change(directory, remove=(), **keys):
+    """Alter a saved configuration."""
+    path = directory / "config.json"
+    found = {key: value for key, value in json.loads(path.read_text()).items() if key not in remove}
+    path.write_text(json.dumps(found | keys))
+
+
+def test_older_spellings_mean_the_same(published):
+    config = transformers.LlamaConfig(**SIZES, rope_parameters=LINEAR)
+    directory, _ = published("LlamaForCausalLM", config)
+    plan, _ = iso.import_checkpoint(directory)
+    change(
+        directory,
+        ["rope_parameters"],
+        rope_theta=300.0,
+        rope_scaling={"type": "linear", "factor": 2.5},
+        is_llama_config=True,
+        rope_interleaved=False,
+    )
+    assert iso.import_checkpoint(directory)[0] == plan
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"surprise": 3}, "surprise: unknown key, got 3"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu' or 'swish' (the feed-forward is gated by silu), "
+                                 "got 'gelu'"),
+        ({"rope_interleaved": True},
+         "rope_interleaved: expected False (feature i is rotated with i + d/2), got True"),
+        ({"num_attention_heads": True}, "num_attention_heads: expected an integer from 1, got True"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps: expected a number above 0, got 'tiny'"),
+        ({"mlp_bias": 1}, "mlp_bias: expected true or false, got 1"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+         "rope_type: expected 'default' or 'linear' or 'llama3', got 'yarn'"),
+        ({"rope_parameters": LLAMA3 | {"high_freq_factor": 3.0}},
+         "high_freq_factor: expected 4.0 (LLaMA 3.1's band limits), got 3.0"),
+        ({"rope_parameters": DEFAULT | {"spin": 1}}, "spin: unknown key of the rotary positions, got 1"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "factor: expected a number above 0, got None"),
+        ({"rope_parameters": [1]}, "rope_parameters: expected an object, got [1]"),
+        ({"architectures": ["LlamaForTokenClassification"]},
+         "architectures: expected LlamaForCausalLM or LlamaModel, got 'LlamaForTokenClassification'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused_by_name(published, keys, hint):
+    directory, _ = published("LlamaForCausalLM", transformers.LlamaConfig(**SIZES))
+    change(directory, **keys)
+    with pytest.raises(iso.IsomorphError) as error:
+        iso.import_checkpoint(directory)
+    assert str(error.value) == (
+        f"E_CHECKPOINT: {directory / 'config.json'}: a key of this llama cannot be followed\n  {hint}"
+    )
+
+
+def test_layers_with_different_windows_are_refused(published):
+    config = transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    directory, _ = published("Qwen2Model", config)
+    with pytest.raises(iso.IsomorphError) as error:
+        iso.import_checkpoint(directory)
+    assert error.value.hints == (
+        "layer_types: expected all layers alike, got ['full_attention', 'sliding_attention']",
+    )
+
+
+def test_computed_frequencies_in_the_file_are_left_out(published):
+    """TX10: an older file holds them; here they are computed from the configuration."""
+    from safetensors.numpy import load_file, save_file
+
+    directory, _ = published("LlamaForCausalLM", transformers.LlamaConfig(**SIZES))
+    path = directory / "model.safetensors"
+    _, weights = iso.import_checkpoint(directory)
+    found = load_file(path) | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(1)}
+    save_file(found, path)
+    _, again = iso.import_checkpoint(directory)
+    assert list(again) == list(weights)
+
+
+def test_an_example_is_exported_under_its_own_names(tmp_path):
+    from pathlib import Path
+
+    text = (Path(__file__).parents[2] / "examples" / "llama.net").read_text()
+    for old, new in [("128256", "97"), ("2048", "32"), ("        32,", "        4,"), ("kv_heads=8", "kv_heads=2"),
+                     ("8192", "40"), ("range(16)", "range(1)")]:  # fmt: skip
+        text = text.replace(old, new)
+    plan = iso.resolve(text)
+    assert iso.export_checkpoint(tmp_path, plan, iso.initial_weights(plan)) == "LlamaForCausalLM"
+    again, _ = iso.import_checkpoint(tmp_path)
+    assert again.parameter_count == plan.parameter_count
