@@ -311,10 +311,11 @@ def order_one_weights(plan: Plan, seed: int = 0) -> dict[str, Array]:
 
 
 def _rounded(array: Array, dtype: str) -> Array:
-    return array.astype("float32" if dtype == "bfloat16" else dtype)
+    """Values that the dtype holds, in that dtype (bfloat16's in float32, which NumPy has itself)."""
+    from isomorph.weights.initial import numpy_dtype
 
-
-# -- comparisons -------------------------------------------------------------------------------
+    rounded = array.astype(numpy_dtype(dtype))
+    return rounded.astype("float32") if dtype == "bfloat16" else rounded
 
 
 def compare_outputs(

@@ -277,9 +277,9 @@ class Operator:
         """Check the given sizes, and add those that an argument states."""
         sizes = dict(given)
         for name, size in given.items():
-            if type(size) is not int or size < 0:
+            if type(size) is not int or size < 1:
                 raise Conflict(
-                    f"{cls.name}: the size {name} must be an int >= 0, got {shorten(size)}", code="E_ARGUMENT"
+                    f"{cls.name}: the size {name} must be an int >= 1, got {shorten(size)}", code="E_ARGUMENT"
                 )
         for name, size in cls.stating:
             stated = arguments[name]

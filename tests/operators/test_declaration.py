@@ -144,15 +144,15 @@ def test_equal_values_of_another_type_are_not_taken_for_one_another():
         with pytest.raises(Conflict, match=f"^heads must be an int, got {wrong}$"):
             Attention.of(D=24, heads=wrong)
     assert Linear.of(D_in=1, D_out=2).sizes == {"D_out": 2, "D_in": 1}
-    with pytest.raises(Conflict, match=r"^linear: the size D_in must be an int >= 0, got True$"):
+    with pytest.raises(Conflict, match=r"^linear: the size D_in must be an int >= 1, got True$"):
         Linear.of(D_in=True, D_out=2)
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"D_in": -4, "D_out": 3}, "linear: the size D_in must be an int >= 0, got -4"),
-        ({"D_in": "a", "D_out": 3}, "linear: the size D_in must be an int >= 0, got 'a'"),
+        ({"D_in": -4, "D_out": 3}, "linear: the size D_in must be an int >= 1, got -4"),
+        ({"D_in": "a", "D_out": 3}, "linear: the size D_in must be an int >= 1, got 'a'"),
         ({"D_in": 4}, "linear needs the size D_out"),
         ({}, "linear needs the sizes D_out, D_in"),
         (
