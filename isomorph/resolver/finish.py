@@ -238,11 +238,6 @@ def _trainable(draft: Draft, operator: Operator) -> dict[str, bool]:
     if isinstance(written, bool):
         _check_untied(draft, operator, "", written)
         return {"": written}
-    if not isinstance(written, dict):
-        raise IsomorphError(
-            "E_ARGUMENT", f"trainable must be True, False or a dictionary of them, got {shorten(written)}",
-            draft.locate("trainable"),
-        )  # fmt: skip
     prefixes = {
         ".".join(path.split(".")[: i + 1])
         for path in operator.all_parameters
@@ -344,8 +339,10 @@ def _bounds(resolution: Resolution) -> dict[str, Bound]:
     rules = []
     for draft in resolution.drafts:
         for name, argument in draft.operator.bounds.items():
-            limit = draft.arguments[argument]
-            rules.append(_Rule(draft, solver.value(draft.sizes[name]), f"at most {limit}", high=limit))
+            limit, size = draft.arguments[argument], solver.value(draft.sizes[name])
+            solver.owner = draft.index
+            draft.check_bound(name, size)
+            rules.append(_Rule(draft, size, f"at most {limit}", high=limit))
     for dim, minimum, owner in solver.minimums:
         rules.append(_Rule(resolution.drafts[owner], solver.value(dim), f"at least {minimum}", low=minimum))
     found: dict[str, Bound] = {}
@@ -354,7 +351,7 @@ def _bounds(resolution: Resolution) -> dict[str, Bound]:
         solver.owner = rule.draft.index
         if type(rule.size) is not int:
             _narrow(found, sources, rule)
-        elif (rule.low or 0) > rule.size or (rule.high is not None and rule.size > rule.high):
+        elif rule.low is not None and rule.size < rule.low:
             raise Conflict(f"a size would have to be {rule.text}, it is {rule.size}")
     return found
 

@@ -38,6 +38,16 @@ class Draft:
     def name(self) -> str:
         return self.call.name or f"n{self.index}"
 
+    def check_bound(self, name: str, size: Any) -> None:
+        """Raise Conflict when a size that is a number exceeds what the operator bounds it by."""
+        argument = self.operator.bounds[name]
+        if type(size) is int and size > self.arguments[argument]:
+            raise Conflict(
+                f"{name}={size} exceeds {argument}={self.arguments[argument]}",
+                argument=argument,
+                sizes=(name,),
+            )
+
     def locate(self, key: Any = None) -> Any:
         return self.call.locate(key) if self.call.locate is not None else None
 
@@ -207,13 +217,8 @@ class Resolution:
                     sizes[spec.size] = solver.unknown(name, name)
             provisional = operator.provisional(draft.arguments)
             outputs = list(provisional.relate(solver, sizes, *shapes))
-        for name, argument in operator.bounds.items():
-            if type(sizes[name]) is int and sizes[name] > draft.arguments[argument]:
-                raise Conflict(
-                    f"{name}={sizes[name]} exceeds {argument}={draft.arguments[argument]}",
-                    argument=argument,
-                    sizes=(name,),
-                )
+        for name in operator.bounds:
+            draft.check_bound(name, sizes[name])
         known = [solver.value(sizes[name]) for name in operator.sizing]
         instance = None
         if all(type(size) is int for size in known):
@@ -329,6 +334,13 @@ class Resolution:
         """Rules of calls whose sizes are still open, as filters for the search."""
         found = []
         for draft in self.drafts:
+            for name in draft.operator.bounds:
+
+                def bounded(sizes: tuple[int, ...], draft: Draft = draft, name: str = name) -> None:
+                    draft.check_bound(name, sizes[0])
+
+                if name in draft.sizes:  # else the call still waits for a rank
+                    found.append(Check((draft.sizes[name],), bounded, draft.index))
             if draft.instance is None and draft.operator.sizing and draft.sizes:
                 dims = tuple(draft.sizes[name] for name in draft.operator.sizing)
 

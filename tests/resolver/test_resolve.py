@@ -340,6 +340,21 @@ def test_bounds_that_contradict_each_other() -> None:
     )
 
 
+def test_a_bound_filters_what_a_size_may_be() -> None:
+    plan = iso.resolve("reshape()\npos_embed(1)\nattention(2)", input=("B", 12))
+    assert plan.values[1].shape[1:] == (1, 12)  # T * D = 12 and T <= 1
+
+
+def test_a_size_found_late_is_held_to_its_bound() -> None:
+    assert error("reshape()\npos_embed(3)", input=("B", 8), output=("B", 4, 2)) == (
+        "E_CONSTRAINT: T=4 exceeds max_len=3\n"
+        "  <definition>:2:11\n"
+        "  2 | pos_embed(3)\n"
+        "    |           ^\n"
+        "  T=4 comes from n0 (reshape) (line 1), as the output contract requires"
+    )
+
+
 def test_ties_in_a_ring() -> None:
     assert error('linear(8, name="a", tie={"weight": "a.weight"})', input=("B", 8)).startswith(
         "E_ARGUMENT: tie of weight: a parameter cannot be tied to itself\n"
