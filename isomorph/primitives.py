@@ -24,6 +24,15 @@ class Primitives(Protocol):
         """``x @ weight.T + bias``: ``[..., D_in], [D_out, D_in], [D_out] -> [..., D_out]``."""
         ...
 
+    def conv1d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0
+    ) -> Tensor:
+        """Cross-correlation, ``padding`` zeros at either end: ``[B, C, T], [O, C, k] -> [B, O, L]``.
+
+        ``L = (T + 2 * padding - k) // stride + 1``, at least 1.
+        """
+        ...
+
     def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1) -> Tensor:
         """Cross-correlation without padding: ``[B, C, H, W], [O, C, p, q] -> [B, O, H', W']``."""
         ...
@@ -83,6 +92,8 @@ class Primitives(Protocol):
 
     def tanh(self, x: Tensor) -> Tensor: ...
 
+    def exp(self, x: Tensor) -> Tensor: ...
+
     def sigmoid(self, x: Tensor) -> Tensor: ...
 
     def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
@@ -115,6 +126,14 @@ class Primitives(Protocol):
         """
         ...
 
+    def take_at(self, x: Tensor, ids: Tensor, token: int) -> Tensor:
+        """``x[b, p[b]]``, p the first position of ``token`` in ids: ``[B, T, D], [B, T]:int64 -> [B, D]``.
+
+        Where no id is ``token``, p is 0. With ``token=-1``, p is the first position of the largest id. Other
+        positions, NaN too, change nothing. No positions: E_RUNTIME.
+        """
+        ...
+
     def mean(self, x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
         """Arithmetic mean along one axis, accumulated in float32 at least. No elements: E_RUNTIME."""
         ...
@@ -123,9 +142,28 @@ class Primitives(Protocol):
         """Largest element along one axis. No elements: E_RUNTIME."""
         ...
 
+    def masked_pool(self, x: Tensor, mask: Tensor, mode: str) -> Tensor:
+        """One vector of the positions where ``mask`` is True: ``[B, T, D], [B, T]:bool -> [B, D]``.
+
+        ``mode`` is ``mean`` (accumulated in float32 at least), ``max``, ``first`` or ``last``. An example
+        whose mask is nowhere True gives zeros. Chosen by selection, as in :meth:`select`: what stands at the
+        others reaches neither the result nor a gradient. No positions (T = 0): E_RUNTIME.
+        """
+        ...
+
     def cos_sin(self, length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of ``position * frequency``: two ``[length, len(frequencies)]`` tables.
 
-        Positions are 0..length-1; angles are float64 and rounded once, to ``like``'s dtype and device.
+        Positions are 0..length-1; angles are float64 and rounded once, to ``like``'s dtype and device. While
+        text is generated, positions are those of the new ids; rows of a batch that stand at positions of
+        their own get ``[B, length, len(frequencies)]``. An operator allows for a leading axis.
+        """
+        ...
+
+    def positions(self, table: Tensor, length: int) -> Tensor:
+        """Rows of a table at positions 0..length-1: ``[N, D] -> [length, D]``.
+
+        While text is generated, positions are those of the new ids, and the result may be ``[B, length, D]``,
+        as for :meth:`cos_sin`. More positions than rows are E_RUNTIME.
         """
         ...

@@ -14,20 +14,19 @@ The smaller pieces serve tests of whole plans: :func:`sample_inputs`, :func:`ord
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from isomorph.backends.available import Gradients, Harness, available, load
+from isomorph.backends.samples import order_one_weights, rounded, sample_inputs, sample_sizes
 from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import registry
 from isomorph.operators.declare import Operator
 from isomorph.operators.pattern import Signature
-from isomorph.plan import Bound, Plan
+from isomorph.plan import Plan
 from isomorph.resolver.dimensions import evaluate
 from isomorph.show.page import docstring, operator_page, resolve_example
 
@@ -232,90 +231,7 @@ def plan_faults(plan: Plan) -> list[str]:
     return faults
 
 
-# -- numbers to run with -----------------------------------------------------------------------
-
-
-def sample_sizes(plan: Plan) -> list[dict[str, int]]:
-    """Values for the symbols: small and different; all 1; all 0. Each within what the plan allows."""
-    small = {symbol: (2, 5, 3, 4, 6)[i % 5] for i, symbol in enumerate(plan.symbols)}
-    wanted = [small, dict.fromkeys(small, 1), dict.fromkeys(small, 0)]
-    found = []
-    for sizes in wanted:
-        allowed = {symbol: _within(plan.bounds.get(symbol, Bound()), size) for symbol, size in sizes.items()}
-        if allowed not in found:
-            found.append(allowed)
-    return found
-
-
-def _within(bound: Bound, size: int) -> int:
-    return max(bound.low, size if bound.high is None else min(size, bound.high))
-
-
-def sample_inputs(plan: Plan, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """An array for every input: N(0, 1) in the input's dtype, ids that every table on their way has, masks.
-
-    Args:
-        plan: the network.
-        sizes: a value for every symbol of its inputs.
-        seed: equal seeds give equal arrays.
-
-    A mask is True in about 7 places of 10, and is never wholly True or wholly False where it has two
-    elements. Floating-point inputs are rounded to the plan's dtype (bfloat16 to float32).
-    """
-    rng = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
-    for name, value in plan.inputs:
-        shape = tuple(evaluate(size, sizes) for size in plan.values[value].shape)
-        dtype = plan.values[value].dtype
-        if dtype == "bool":
-            found[name] = _mask(rng, shape)
-        elif dtype.startswith("int"):
-            found[name] = rng.integers(0, _table_rows(plan, value), size=shape, dtype=dtype)
-        else:
-            found[name] = _rounded(rng.standard_normal(shape), dtype)
-    return found
-
-
-def _mask(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    mask = rng.random(shape) < 0.7
-    if mask.size > 1:
-        mask.flat[0], mask.flat[-1] = True, False
-    return mask
-
-
-def _table_rows(plan: Plan, value: int) -> int:
-    """Rows of the smallest table that integers of ``value`` index, on whatever way; 2 if none."""
-    reached, rows = {value}, []
-    for node in plan.nodes:
-        if any(
-            source in reached and plan.values[source].dtype.startswith("int") for _, source in node.inputs
-        ):
-            reached.update(node.outputs)
-            rows += [p.shape[0] for p in node.operator.all_parameters.values() if p.axes[:1] == ("vocab",)]
-    return min(rows, default=2)
-
-
-def order_one_weights(plan: Plan, seed: int = 0) -> dict[str, Array]:
-    """Every parameter at order one, so that losing any of them shows: gains, biases and layer scales too.
-
-    Vectors and tables of vectors are drawn from N(0, 1), other matrices and kernels from N(0, 1/fan_in),
-    which keeps activations at order one. Rounded to the plan's dtype (bfloat16 to float32).
-    """
-    found = {}
-    for parameter in plan.parameters:
-        rng = np.random.default_rng([seed, zlib.crc32(parameter.path.encode())])
-        table = parameter.axes[:1] in (("vocab",), (None,))
-        fan_in = 1 if table or len(parameter.shape) < 2 else prod(parameter.shape[1:])
-        found[parameter.path] = _rounded(rng.standard_normal(parameter.shape) * fan_in**-0.5, plan.dtype)
-    return found
-
-
-def _rounded(array: Array, dtype: str) -> Array:
-    """Values that the dtype holds, in that dtype (bfloat16's in float32, which NumPy has itself)."""
-    from isomorph.weights.initial import numpy_dtype
-
-    rounded = array.astype(numpy_dtype(dtype))
-    return rounded.astype("float32") if dtype == "bfloat16" else rounded
+# -- comparisons -------------------------------------------------------------------------------
 
 
 def compare_outputs(
@@ -390,7 +306,7 @@ class _GradientProblem(NamedTuple):
         cotangents = {}
         for name, value in plan.outputs:
             shape = tuple(evaluate(size, sizes) for size in plan.values[value].shape)
-            cotangents[name] = _rounded(rng.standard_normal(shape), plan.dtype)
+            cotangents[name] = rounded(rng.standard_normal(shape), plan.dtype)
         return cls(plan, sizes, order_one_weights(plan, seed), sample_inputs(plan, sizes, seed), cotangents)
 
     def value(self, point: Mapping[str, Array]) -> float:

@@ -11,7 +11,14 @@ from isomorph.operators.activation import Dropout
 from isomorph.operators.declare import Conflict, Example, Operator, argument, operator
 from isomorph.operators.linear import Linear
 from isomorph.operators.normalization import RMSNorm, check_epsilon
-from isomorph.operators.rotary import ROPE_SCALINGS, rope_frequencies, rotate
+from isomorph.operators.rotary import (
+    LLAMA3_HIGH_FACTOR,
+    LLAMA3_LOW_FACTOR,
+    LLAMA3_ORIGINAL_LENGTH,
+    ROPE_SCALINGS,
+    rope_frequencies,
+    rotate,
+)
 from isomorph.primitives import Primitives, Tensor
 
 SOFTCAP_RANGE = (1e-30, 1e30)  # what float32 holds, with room for the scores
@@ -38,6 +45,7 @@ class MultiHeadAttention(Operator):
     dropout: float = argument(0.0, minimum=0, below=1, doc="Dropout probability on the attention weights.")
     bias: bool = argument(True, doc="Allow biases in the projections.")
     qkv_bias: bool = argument(True, doc="Bias in the query, key and value projections; needs `bias`.")
+    k_bias: bool = argument(True, doc="Bias in the key projection; needs `bias` and `qkv_bias`.")
     out_bias: bool = argument(True, doc="Bias in the output projection; needs `bias`.")
     kv_heads: int = argument(0, minimum=0, doc="Number of key/value heads; 0 for as many as `heads`.")
     head_dim: int = argument(0, minimum=0, doc="Width of one head; 0 for D / heads.")
@@ -78,7 +86,7 @@ class MultiHeadAttention(Operator):
         inner, key_value = self.heads * d, self.key_value_heads * d
         found: dict[str, Operator] = {
             "q_proj": Linear.of(D_in=D, D_out=inner, bias=qkv_bias),
-            "k_proj": Linear.of(D_in=D_context, D_out=key_value, bias=qkv_bias),
+            "k_proj": Linear.of(D_in=D_context, D_out=key_value, bias=qkv_bias and self.k_bias),
             "v_proj": Linear.of(D_in=D_context, D_out=key_value, bias=qkv_bias),
             "o_proj": Linear.of(D_in=inner, D_out=D, bias=self.bias and self.out_bias),
         }
@@ -118,9 +126,10 @@ class Attention(MultiHeadAttention):
     out     = o_proj(join(softmax(q @ k.T / sqrt(d)) @ v))
     ```
 
-    The softmax runs over key positions. A projection has a bias when `bias` and its narrower flag both
-    say so. `kv_heads` below `heads` shares each key/value head among consecutive query heads (grouped
-    queries); with `head_dim` given, the inner width is `heads * head_dim` whatever D is.
+    The softmax runs over key positions. A projection has a bias when `bias` and its narrower flags all
+    say so; `k_bias=False` takes the key's alone away, as in Whisper. `kv_heads` below `heads` shares each
+    key/value head among consecutive query heads (grouped queries); with `head_dim` given, the inner width is
+    `heads * head_dim` whatever D is.
 
     **Who may attend to whom.** `causal=True` lets position t attend to positions <= t; `window_size=w`
     keeps the last w of them (without `causal`, the w - 1 on either side as well as itself). The optional
@@ -130,7 +139,9 @@ class Attention(MultiHeadAttention):
 
     **Rotary positions.** `rope=True` rotates feature i of every query and key head with feature
     i + d/2, by position times `rope_theta ** (-2i/d)`. `rope_scaling="linear"` divides the angles by
-    `rope_scale`; `"llama3"` does so for long wavelengths only, with LLaMA 3.1's band limits.
+    `rope_scale`; `"llama3"` does so for long wavelengths only: fully for pairs that turn less than
+    `rope_low_factor` times over `rope_original_length` positions, not at all for those that turn more than
+    `rope_high_factor` times, and in between by degrees. Their defaults are LLaMA 3.1's.
     """
 
     causal: bool = argument(False, doc="Attend only to the present and the past.")
@@ -138,6 +149,17 @@ class Attention(MultiHeadAttention):
     rope_theta: float = argument(10000.0, minimum=1, doc="Base of the rotation frequencies.")
     rope_scaling: str = argument("none", choices=ROPE_SCALINGS, doc="How to stretch the rotation.")
     rope_scale: float = argument(1.0, minimum=1, doc="Factor of `rope_scaling`.")
+    rope_low_factor: float = argument(
+        LLAMA3_LOW_FACTOR,
+        above=0,
+        doc="Of `llama3`: pairs with fewer turns are stretched by the whole factor.",
+    )
+    rope_high_factor: float = argument(
+        LLAMA3_HIGH_FACTOR, above=0, doc="Of `llama3`: pairs with more turns stay; above `rope_low_factor`."
+    )
+    rope_original_length: int = argument(
+        LLAMA3_ORIGINAL_LENGTH, minimum=1, doc="Of `llama3`: positions over which turns are counted."
+    )
     window_size: int = argument(0, minimum=0, doc="Positions within reach; 0 for all.")
 
     examples: ClassVar = (
@@ -160,6 +182,15 @@ class Attention(MultiHeadAttention):
 
     def check(self, D: int) -> None:
         self.check_widths(D)
+        if self.rope_high_factor <= self.rope_low_factor:
+            raise Conflict(
+                f"rope_high_factor must be above rope_low_factor={self.rope_low_factor}, "
+                f"got {self.rope_high_factor}",
+                argument=(
+                    "rope_low_factor" if self.rope_high_factor == LLAMA3_HIGH_FACTOR else "rope_high_factor"
+                ),
+                code="E_ARGUMENT",
+            )
         if self.rope and self.head_width(D) % 2:
             if self.head_dim:
                 raise Conflict(
@@ -178,7 +209,8 @@ class Attention(MultiHeadAttention):
         q, k, v = self.heads_of(m, F, x, x)
         if self.rope:
             d = self.head_width(self.sizes["D"])
-            frequencies = rope_frequencies(d, self.rope_theta, self.rope_scaling, self.rope_scale)
+            bands = (self.rope_low_factor, self.rope_high_factor, self.rope_original_length)
+            frequencies = rope_frequencies(d, self.rope_theta, self.rope_scaling, self.rope_scale, bands)
             q, k = rotate(F, q, frequencies), rotate(F, k, frequencies)
         out = F.attention(
             q, k, v, mask,

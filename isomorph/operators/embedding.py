@@ -87,7 +87,7 @@ class PositionEmbedding(Operator):
         return {"weight": Parameter((self.max_len, D), Normal(std=0.02), (None, "embed"))}
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
-        return x + F.narrow(m.weight, 0, 0, x.shape[1])  # (B, T, D) + (T, D)
+        return x + F.positions(m.weight, x.shape[1])  # (B, T, D) + (T, D)
 
 
 ORDERS = ("sin_cos", "cos_sin", "sin_then_cos")
@@ -146,8 +146,8 @@ class SinusoidalPositionEmbedding(Operator):
         if self.order == "sin_then_cos":
             return x + F.concatenate((sin, cos), -1)
         pairs = (sin, cos) if self.order == "sin_cos" else (cos, sin)
-        columns = tuple(F.reshape(half, (T, D // 2, 1)) for half in pairs)
-        return x + F.reshape(F.concatenate(columns, -1), (T, D))
+        columns = tuple(F.reshape(half, (*half.shape, 1)) for half in pairs)
+        return x + F.reshape(F.concatenate(columns, -1), (*cos.shape[:-1], D))
 
 
 @operator("cls_token", shape="x[B, T, D] -> out[B, T+1, D]", category="embedding")
@@ -180,29 +180,62 @@ class ClassToken(Operator):
         return F.concatenate((token, x), 1)  # (B, T+1, D)
 
 
+@operator("register_tokens", shape="x[B, T, D] -> out[B, T+count, D]", category="embedding")
+class RegisterTokens(Operator):
+    """Put several learned vectors in front of every sequence (Darcet et al., 2023).
+
+    ```
+    out[b, t]         = tokens[0, t]       # t from 0 to count - 1
+    out[b, count + t] = x[b, t]
+    ```
+
+    `tokens` is `[1, count, D]` and starts from N(0, 0.02). Registers are room to compute in that nobody reads
+    afterwards. Vectors that are added by `pos_embed` before this call do not reach them.
+    """
+
+    count: int = argument(positional=True, minimum=1, doc="Number of vectors.")
+
+    examples: ClassVar = (
+        Example("Two positions become five.", "register_tokens(3)", ("B", 2, 8)),
+        Example(
+            "Registers stand between the class token and the patches, without positions.",
+            "pos_embed(4)\nregister_tokens(2)\ncls_token()",
+            ("B", 4, 6),
+        ),
+    )
+
+    def parameters(self, D: int) -> dict[str, Parameter]:
+        return {"tokens": Parameter((1, self.count, D), Normal(std=0.02), (None, None, "embed"))}
+
+    def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
+        tokens = F.expand(m.tokens, (x.shape[0], self.count, self.sizes["D"]))  # (B, count, D)
+        return F.concatenate((tokens, x), 1)  # (B, T+count, D)
+
+
 @operator("conv2d", shape="x[B, C, H, W] -> out[B, D, H/s, W/s]", category="convolution", register=False)
 class Conv2d(Operator):
     """Cross-correlation of an image with square kernels, without padding.
 
-    `weight` is `[D, C, kernel_size, kernel_size]` and `bias` is `[D]`; both start uniform in
-    ±1/sqrt(C * kernel_size ** 2).
+    `weight` is `[D, C, kernel_size, kernel_size]` and `bias`, where there is one, is `[D]`; both start
+    uniform in ±1/sqrt(C * kernel_size ** 2).
     """
 
     leaf: ClassVar = "conv2d"
 
     kernel_size: int = argument(positional=True, minimum=1, doc="Height and width of a kernel.")
     stride: int = argument(1, minimum=1, doc="Pixels from one place of a kernel to the next.")
+    bias: bool = argument(True, doc="Add a learned vector after the product.")
 
     def parameters(self, C: int, D: int) -> dict[str, Parameter]:
         k = self.kernel_size
         initial = uniform_fan_in(C * k * k)
-        return {
-            "weight": Parameter((D, C, k, k), initial, ("embed", None, None, None)),
-            "bias": Parameter((D,), initial, ("embed",)),
-        }
+        found = {"weight": Parameter((D, C, k, k), initial, ("embed", None, None, None))}
+        if self.bias:
+            found["bias"] = Parameter((D,), initial, ("embed",))
+        return found
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
-        return F.conv2d(x, m.weight, m.bias, stride=self.stride)
+        return F.conv2d(x, m.weight, m.bias if self.bias else None, stride=self.stride)
 
 
 @operator("patch_embed", shape="x[B, C, H, W] -> out[B, (H/p)*(W/p), D]", category="embedding")
@@ -227,6 +260,7 @@ class PatchEmbed(Operator):
         positional=True, minimum=1, size="p", doc="Height and width of a patch in pixels."
     )
     in_channels: int = argument(INFERRED, minimum=1, size="C", doc="Channels of the image, C.")
+    bias: bool = argument(True, doc="Add a learned vector to every patch.")
 
     examples: ClassVar = (
         Example("Two rows of three patches from a grey image.", "patch_embed(8, 2)", ("B", 1, 4, 6)),
@@ -241,6 +275,7 @@ class PatchEmbed(Operator):
             "patch_embed(6, 4)\ncls_token()\npos_embed(5)",
             ("B", 3, 8, 8),
         ),
+        Example("No bias, as in CLIP.", "patch_embed(5, 2, bias=False)", ("B", 3, 4, 4)),
     )
 
     def relate(self, solver: Any, sizes: Any, x: Any) -> Any:
@@ -268,7 +303,7 @@ class PatchEmbed(Operator):
 
     def children(self, C: int, D: int) -> dict[str, Operator]:
         p = self.patch_size
-        return {"proj": Conv2d.of(C=C, D=D, kernel_size=p, stride=p)}
+        return {"proj": Conv2d.of(C=C, D=D, kernel_size=p, stride=p, bias=self.bias)}
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         y = m.proj(x)  # (B, D, H/p, W/p)

@@ -4,22 +4,26 @@ from isomorph.operators import (
     activation,
     attention,
     blocks,
+    convolution,
     embedding,
     feed_forward,
     joining,
     linear,
     normalization,
     shaping,
+    similarity,
 )
 
 __all__ = [
     "activation",
     "attention",
     "blocks",
+    "convolution",
     "embedding",
     "feed_forward",
     "joining",
     "linear",
     "normalization",
     "shaping",
+    "similarity",
 ]

@@ -104,3 +104,61 @@ class RMSNorm(Operator):
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         offset = 1.0 if self.zero_centered else 0.0
         return F.rms_norm(x, m.weight if self.affine else None, eps=self.eps, offset=offset)
+
+
+@operator("l2_norm", shape="x[B, ..., D] -> out[B, ..., D]", category="normalization")
+class L2Norm(Operator):
+    """Rescale each position to length one.
+
+    ```
+    out = x / sqrt(sum(x ** 2) + eps)
+    ```
+
+    The sum of squares and the division are computed in float32 at least and cast back afterwards. The
+    default `eps` is the square of 1e-12: what is longer than 1e-8 becomes, to float32's last digit, what a
+    division by its length gives, and zeros stay zeros. Products of such vectors are cosine similarities.
+    """
+
+    eps: float = argument(1e-24, above=0, doc="Added to the sum of squares.")
+
+    examples: ClassVar = (
+        Example("Sentence embeddings whose products are cosines.", "l2_norm()", ("B", 16)),
+        Example("Every position of a sequence.", "l2_norm(eps=1e-6)", ("B", "T", 8)),
+    )
+
+    def check(self) -> None:
+        check_epsilon(self.eps)
+
+    def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
+        return F.l2_normalize(x, eps=self.eps)
+
+
+@operator("layer_scale", shape="x[B, ..., D] -> out[B, ..., D]", category="normalization")
+class LayerScale(Operator):
+    """Multiply every position by one learned gain per feature (Touvron et al., 2021).
+
+    ```
+    out = x * gamma
+    ```
+
+    `gamma` is `[D]` and starts at `init_values`. On a branch that is added to its own input, a small start
+    makes the sum almost the identity, which lets very deep stacks train. `transformer_block` has such gains
+    of its own, `gamma1` and `gamma2`; this is the part to compose others with.
+    """
+
+    init_values: float = argument(1e-5, minimum=0, doc="Where the gains start.")
+
+    examples: ClassVar = (
+        Example(
+            "A gated branch that starts near zero.",
+            "h = linear(6)\nswiglu(9)\nadd(h, layer_scale())",
+            ("B", 5, 4),
+        ),
+        Example("Gains of plain vectors.", "layer_scale(init_values=0.1)", ("B", 8)),
+    )
+
+    def parameters(self, D: int) -> dict[str, Parameter]:
+        return {"gamma": Parameter((D,), Constant(self.init_values), ("embed",))}
+
+    def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
+        return x * m.gamma

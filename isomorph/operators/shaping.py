@@ -167,7 +167,7 @@ class Mean(Operator):
         return F.mean(x, self.dim, self.keepdim)
 
 
-@operator("pool_tokens", shape="x[B, T, D] -> out[B, D]", category="shaping")
+@operator("pool_tokens", shape="x[B, T, D], mask?[B, T]:bool -> out[B, D]", category="shaping")
 class PoolTokens(Operator):
     """One vector per example out of a sequence.
 
@@ -178,7 +178,12 @@ class PoolTokens(Operator):
     | `last` | `x[b, T-1, d]`, as for a causal network |
     | `max` | the largest `x[b, t, d]` over t |
 
-    The sequence must hold a position: T = 0 is `E_RUNTIME`. Padding is not known here; every position counts.
+    The optional `mask` is True where there is a token: the mean, the largest, the first and the last are then
+    those of the positions where it is True. What stands at the others, NaN too, reaches neither the result nor
+    a gradient. A sequence whose mask is nowhere True gives zeros, as sentence-transformers' mean does. Without
+    a mask every position counts.
+
+    The sequence must hold a position: T = 0 is `E_RUNTIME`.
     """
 
     mode: str = argument(
@@ -190,16 +195,72 @@ class PoolTokens(Operator):
         Example("The last position of any length.", 'pool_tokens("last")', ("B", "T", 4)),
         Example("The largest value of each feature.", 'pool_tokens(mode="max")', ("B", 5, 4)),
         Example("A classifier's head.", 'pool_tokens("first")\nlinear()', ("B", "T", 4), ("B", 3)),
+        Example(
+            "The mean over the tokens of padded sentences.",
+            'x = input("B", "T", 4)\nm = input("B", "T", dtype="bool")\npool_tokens(mask=m)',
+        ),
+        Example(
+            "The largest value, the first and the last of what is no padding.",
+            'x = input("B", "T", 4)\nm = input("B", "T", dtype="bool")\n'
+            'a = pool_tokens(x, "max", mask=m)\nb = pool_tokens(x, "first", mask=m)\n'
+            'c = pool_tokens(x, "last", mask=m)\noutput(a=("B", 4), b=("B", 4), c=("B", 4))',
+        ),
     )
 
-    def relate(self, solver: Any, sizes: Any, x: Any) -> Any:
+    def relate(self, solver: Any, sizes: Any, x: Any, *mask: Any) -> Any:
         solver.at_least(x[1], 1)
         return ((x[0], x[2]),)
 
-    def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
+    def forward(self, m: Any, F: Primitives, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            return F.masked_pool(x, mask, self.mode)
         if self.mode == "mean":
             return F.mean(x, 1)
         if self.mode == "max":
             return F.max(x, 1)
         token = F.narrow(x, 1, 0, 1) if self.mode == "first" else F.narrow(x, 1, -1, None)  # (B, 1, D)
         return F.reshape(token, (x.shape[0], x.shape[2]))  # (B, D)
+
+
+@operator("take_at", shape="x[B, T, D], ids[B, T]:int64 -> out[B, D]", category="shaping")
+class TakeAt(Operator):
+    """The position of every sequence at which its ids first hold a given one.
+
+    ```
+    out[b] = x[b, p]        # p the least with ids[b, p] == token
+    ```
+
+    For networks that read a sequence where it ends: the ids mark the end, and what follows is padding.
+    Where no id of a sequence is `token`, its first position is taken, p = 0. With `token=-1` p is the first
+    position of the largest id, which marks the end where the last id of the vocabulary does. Nothing at
+    other positions reaches the result or a gradient. The sequence must hold a position: T = 0 is
+    `E_RUNTIME`.
+    """
+
+    token: int = argument(positional=True, minimum=-1, doc="The id to look for; -1 for the largest.")
+
+    examples: ClassVar = (
+        Example(
+            "A causal network read at the end of its text, id 1.",
+            'ids = input("B", "T", dtype="int64")\n'
+            "h = attention(embedding(ids, 2, 4), 2, causal=True)\n"
+            "take_at(h, ids, 1)",
+        ),
+        Example(
+            "The end of the text is the largest id.",
+            'x = input("B", 5, 4)\nids = input("B", 5, dtype="int64")\ntake_at(x, ids, token=-1)',
+        ),
+    )
+
+    def check(self) -> None:
+        if self.token >= 1 << 31:  # JAX has 32-bit integers unless told otherwise
+            raise Conflict(
+                f"token must be below 2147483648, got {self.token}", argument="token", code="E_ARGUMENT"
+            )
+
+    def relate(self, solver: Any, sizes: Any, x: Any, ids: Any) -> Any:
+        solver.at_least(x[1], 1)
+        return ((x[0], x[2]),)
+
+    def forward(self, m: Any, F: Primitives, x: Tensor, ids: Tensor) -> Tensor:
+        return F.take_at(x, ids, self.token)

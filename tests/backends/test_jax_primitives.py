@@ -65,6 +65,16 @@ def test_linear_by_hand():
     assert F.linear(x, weight).tolist() == [[11.0, 17.0, 2.0]]
 
 
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 2), (2, 1), (9, 5)])
+def test_conv1d_by_hand(stride, padding):
+    x, weight = jnp.array([[[1.0, 2.0, 3.0, 4.0]]]), jnp.array([[[1.0, 10.0, 100.0]]])
+    full = [100, 210, 321, 432, 43, 4]  # of two zeros at either end: 0 + 0 + 100, 0 + 10 + 200, ..., 4
+    expected = full[2 - padding : 4 + padding : stride] if padding < 3 else [0, 0]  # windows of zeros alone
+    found = F.conv1d(x, weight, jnp.array([0.5]), stride=stride, padding=padding)
+    assert found.tolist() == [[[value + 0.5 for value in expected]]]
+    assert F.conv1d(x[:0], weight, stride=stride, padding=padding).shape == (0, 1, len(expected))
+
+
 def test_conv2d_by_hand():
     x = jnp.arange(8.0).reshape(1, 1, 2, 4)  # rows 0 1 2 3 and 4 5 6 7
     weight = jnp.array([[[[1.0, 10.0], [100.0, 1000.0]]]])
@@ -123,7 +133,7 @@ def test_t1_gelu_forms():
     assert F.gelu(jnp.array(-2.0), "tanh").item() == pytest.approx(-0.0454023, abs=5e-8)
 
 
-@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "quick_gelu", "tanh", "sigmoid", "softmax"])
+@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "quick_gelu", "tanh", "exp", "sigmoid", "softmax"])
 def test_elementwise_equals_the_reference(name):
     x = draw(3, 7)
     function = compiled_quickly(getattr(F, name))
@@ -143,6 +153,44 @@ def test_softmax_and_mean_accumulate_in_float32():
     x = jnp.zeros(3000, "bfloat16")  # a sum of ones in bfloat16 stops at 256
     assert F.softmax(x, 0)[0].item() == pytest.approx(1 / 3000, rel=2**-8)
     assert F.mean(jnp.ones((1, 3000), "bfloat16"), 1).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("mode", ["mean", "max", "first", "last"])
+def test_masked_pool_is_the_references_and_nothing_hidden_reaches_a_gradient(mode):
+    x = draw(3, 5, 2)
+    mask = np.array([[True, False, True, True, False], [False] * 5, [False, False, False, False, True]])
+    close(F.masked_pool(x, jnp.asarray(mask), mode), reference.masked_pool(np.asarray(x), mask, mode), 1e-6)
+    bad = jnp.where(mask[..., None], x, jnp.nan)
+    for function in (F.masked_pool, jax.jit(F.masked_pool, static_argnums=2)):
+        close(function(bad, jnp.asarray(mask), mode), function(x, jnp.asarray(mask), mode), 0)
+        gradient = jax.grad(lambda x, f=function: f(x, jnp.asarray(mask), mode).sum())(bad)
+        assert np.isfinite(gradient).all()
+        np.testing.assert_array_equal(gradient.sum((1, 2)) > 0, [True, False, True])
+        assert not np.asarray(gradient)[~mask].any()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_take_at_takes_the_first_and_nothing_else_reaches_a_gradient(dtype):
+    x = draw(3, 4, 2)
+    ids = jnp.asarray([[5, 7, 9, 7], [9, 1, 2, 3], [1, 2, 2, 1]], dtype)
+    for token, places in ((7, [1, 0, 0]), (-1, [2, 0, 1]), (49407, [0, 0, 0])):
+        taken = np.zeros((3, 4, 1), bool)
+        taken[range(3), places] = True
+        bad = jnp.where(taken, x, NAN)
+        for function in (F.take_at, jax.jit(F.take_at, static_argnums=2)):
+            np.testing.assert_array_equal(function(bad, ids, token), np.asarray(x)[range(3), places])
+            gradient = jax.grad(lambda x, f=function, t=token: (f(x, ids, t) * 3).sum())(bad)
+            np.testing.assert_array_equal(gradient, np.where(taken, 3.0, 0.0).repeat(2, -1))
+    assert F.take_at(x[:0], ids[:0], 7).shape == (0, 2)
+    with pytest.raises(IsomorphError):
+        F.take_at(x[:, :0], ids[:, :0], 7)
+
+
+def test_masked_pool_accumulates_in_float32():
+    ones = jnp.ones((1, 3000, 1), "bfloat16")  # a sum of ones in bfloat16 stops at 256
+    assert F.masked_pool(ones, jnp.arange(3000)[None] < 2999, "mean").tolist() == [[1.0]]
+    with pytest.raises(IsomorphError):
+        F.masked_pool(ones[:, :0], jnp.ones((1, 0), bool), "first")
 
 
 def test_shape_primitives_equal_the_reference():
@@ -368,10 +416,11 @@ def test_tx1_products_ask_for_full_precision():
     x, weight, image = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.ones((1, 3, 4, 4))
     calls = [
         lambda: F.linear(x, weight),
+        lambda: F.conv1d(image[0], jnp.ones((2, 4, 2)), stride=2),
         lambda: F.conv2d(image, jnp.ones((2, 3, 2, 2)), stride=2),
         lambda: F.attention(*heads()),
     ]
-    for call, count in zip(calls, (1, 1, 2), strict=True):
+    for call, count in zip(calls, (1, 1, 1, 2), strict=True):
         text = str(jax.make_jaxpr(call)())
         products = text.count("dot_general[") + text.count("conv_general_dilated[")
         assert products == count
@@ -392,9 +441,12 @@ def test_t34_no_number_promotes(dtype, x64):
                 (lambda x, v: F.rms_norm(x, v, eps=1e-5, offset=1.0), x, vector),
                 (lambda x: F.l2_normalize(x, eps=1e-5), x),
                 (lambda q, m: F.attention(q, q, q, m, causal=True, window=2, softcap=3.0), x, mask),
+                (lambda x, k: F.conv1d(x[:, :, 0], k[..., 0], padding=1), x, kernel),
                 (lambda x, k: F.conv2d(x, k, stride=2), x, kernel),
                 (F.gelu, x), (lambda x: F.gelu(x, "tanh"), x), (F.silu, x), (F.quick_gelu, x), (F.relu, x),
-                (F.tanh, x), (F.sigmoid, x), (F.softmax, x), (lambda x: F.mean(x, 1), x), (lambda x: F.max(x, 1), x),
+                *((lambda x, m, mode=mode: F.masked_pool(x[:, 0], m, mode), x, mask)
+                  for mode in ("mean", "max", "first", "last")),
+                (F.tanh, x), (F.exp, x), (F.sigmoid, x), (F.softmax, x), (lambda x: F.mean(x, 1), x), (lambda x: F.max(x, 1), x),
                 (lambda x: F.cos_sin(6, (1.0, 0.5), x)[0], x), (lambda x: 0.5 * x, x),
             )
         ]  # fmt: skip

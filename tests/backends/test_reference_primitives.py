@@ -50,6 +50,23 @@ def test_linear_equals_torch(shape):
     agree(F.linear(x, weight, bias), functional.linear(t(x), t(weight), t(bias)))
 
 
+def test_conv1d_by_hand():
+    x, weight = np.array([[[1.0, 2.0, 3.0, 4.0]]]), np.array([[[1.0, 10.0, 100.0]]])
+    # no flip: 1 + 20 + 300 and 2 + 30 + 400; a zero at either end adds 0 + 10 + 200 before and 3 + 40 after
+    np.testing.assert_array_equal(F.conv1d(x, weight, np.array([0.5])), [[[321.5, 432.5]]])
+    np.testing.assert_array_equal(F.conv1d(x, weight, padding=1), [[[210, 321, 432, 43]]])
+    np.testing.assert_array_equal(F.conv1d(x, weight, padding=1, stride=2), [[[210, 432]]])
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 2), (2, 1), (3, 0), (9, 5)])
+def test_conv1d_equals_torch(batch, stride, padding):
+    x, weight, bias = draw(batch, 3, 8), draw(5, 3, 4, seed=1), draw(5, seed=2)
+    options = {"stride": stride, "padding": padding}
+    agree(F.conv1d(x, weight, bias, **options), functional.conv1d(t(x), t(weight), t(bias), **options))
+    agree(F.conv1d(x, weight, **options), functional.conv1d(t(x), t(weight), **options))
+
+
 def test_conv2d_by_hand():
     x = np.arange(1.0, 10.0).reshape(1, 1, 3, 3)
     weight = np.array([[[[1.0, 2.0], [3.0, 4.0]]]])
@@ -126,6 +143,35 @@ def test_rms_norm_by_hand_and_against_torch():
 def test_l2_normalize_adds_epsilon_under_the_root():
     # 9 + 16 + 11 = 36
     np.testing.assert_allclose(F.l2_normalize(np.array([[3.0, 4.0]]), eps=11.0), [[0.5, 2 / 3]], rtol=1e-15)
+
+
+# -- where the ids end a sequence --------------------------------------------------------------
+
+
+def test_take_at_by_hand():
+    x = np.arange(24.0).reshape(3, 4, 2)
+    ids = np.array([[5, 7, 9, 7], [9, 1, 2, 3], [1, 2, 2, 1]])
+    # the first 7 of row 0 is at 1; rows 1 and 2 have none, hence position 0
+    np.testing.assert_array_equal(F.take_at(x, ids, 7), [[2, 3], [8, 9], [16, 17]])
+    # the first of the largest ids: 9 at 2, 9 at 0, 2 at 1
+    np.testing.assert_array_equal(F.take_at(x, ids, -1), [[4, 5], [8, 9], [18, 19]])
+    np.testing.assert_array_equal(F.take_at(x, ids.astype(np.uint8), 49407), x[:, 0])
+    assert F.take_at(x[:0], ids[:0], 7).shape == (0, 2)
+    refuse(
+        lambda: F.take_at(x[:, :0], ids[:, :0], 7),
+        "E_RUNTIME: take_at over axis 1 of a tensor [3, 0, 2]: there are no elements\n"
+        "  give an input with at least one element along that axis",
+    )
+
+
+# -- masked pooling ----------------------------------------------------------------------------
+
+
+def test_masked_pool_needs_a_position_but_not_a_batch():
+    with pytest.raises(IsomorphError) as caught:
+        F.masked_pool(np.zeros((2, 0, 3)), np.zeros((2, 0), bool), "max")
+    assert caught.value.message == "max over axis 1 of a tensor [2, 0, 3]: there are no elements"
+    assert F.masked_pool(np.zeros((0, 2, 3)), np.zeros((0, 2), bool), "mean").shape == (0, 3)
 
 
 # -- attention ---------------------------------------------------------------------------------
@@ -253,6 +299,7 @@ def test_activations_equal_torch():
         (F.gelu(x, "tanh"), functional.gelu(t(x), approximate="tanh")),
         (F.quick_gelu(x), t(x) * torch.sigmoid(1.702 * t(x))),
         (F.tanh(x), torch.tanh(t(x))),
+        (F.exp(x[:-3]), torch.exp(t(x[:-3]))),
         (F.sigmoid(x), torch.sigmoid(t(x))),
     ):
         agree(ours, theirs)

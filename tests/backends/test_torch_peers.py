@@ -310,8 +310,14 @@ def test_rms_norm_is_transformers_llama_rms_norm(in_float64):
             {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
              "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
         ),
+        (
+            ', rope_scaling="llama3", rope_scale=4.0, rope_low_factor=0.5, rope_high_factor=6.0, '
+            "rope_original_length=64",
+            {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 0.5,
+             "high_freq_factor": 6.0, "original_max_position_embeddings": 64},
+        ),
     ],
-    ids=["plain", "theta", "linear", "llama3"],
+    ids=["plain", "theta", "linear", "llama3", "bands"],
 )  # fmt: skip
 def test_grouped_rotary_attention_is_transformers_llama_attention(in_float64, arguments, rope):
     D, H, K, d, T = 24, 4, 2, 16, 9

@@ -54,6 +54,31 @@ def test_linear_by_hand():
     assert F.linear(x, weight).tolist() == [[11.0, 17.0, 2.0]]
 
 
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 1), (2, 1), (3, 0), (9, 5)])
+def test_conv1d_and_its_gradients_equal_the_framework_s(stride, padding):
+    tensors = [draw(2, 3, 8), draw(5, 3, 4, seed=1), draw(5, seed=2)]
+    given = [x.clone().requires_grad_() for x in (*tensors, *tensors)]
+    options = {"stride": stride, "padding": padding}
+    ours, theirs = F.conv1d(*given[:3], **options), functional.conv1d(*given[3:], **options)
+    close(ours, theirs.detach())
+    cotangent = draw(*theirs.shape, seed=3)
+    for output in (ours, theirs):
+        (output * cotangent).sum().backward()
+    for mine, other in zip(given[:3], given[3:], strict=True):
+        close(mine.grad, other.grad)
+    turned = tensors[0].transpose(1, 2).contiguous().transpose(1, 2)  # not contiguous
+    close(F.conv1d(turned, *tensors[1:], **options), theirs.detach())
+    assert F.conv1d(tensors[0][:0], tensors[1], **options).shape == (0, *theirs.shape[1:])
+
+
+def test_conv1d_is_a_product_that_full_precision_reaches(monkeypatch):
+    """Convolutions round to TF32 on a GPU whatever the precision of products is."""
+    monkeypatch.delattr(functional, "conv1d")
+    x, weight = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), torch.tensor([[[1.0, 10.0, 100.0]]])
+    # 0 + 10 + 200, 1 + 20 + 300, 2 + 30 + 400, 3 + 40
+    assert F.conv1d(x, weight, padding=1).tolist() == [[[210, 321, 432, 43]]]
+
+
 def test_conv2d_by_hand():
     x = torch.arange(8.0).reshape(1, 1, 2, 4)  # rows 0 1 2 3 and 4 5 6 7
     weight = torch.tensor([[[[1.0, 10.0], [100.0, 1000.0]]]])
@@ -113,7 +138,7 @@ def test_t1_gelu_forms():
     assert F.gelu(x, "tanh").item() == pytest.approx(-0.0454023, abs=5e-8)
 
 
-@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "quick_gelu", "tanh", "sigmoid"])
+@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "quick_gelu", "tanh", "exp", "sigmoid"])
 def test_elementwise_equals_the_reference(name):
     x = draw(3, 7)
     close(getattr(F, name)(x), getattr(reference, name)(x.numpy()))
@@ -154,6 +179,53 @@ def test_reductions_over_nothing(name):
 
 def test_mean_accumulates_in_float32():
     assert F.mean(torch.ones(1, 3000, dtype=torch.bfloat16), 1).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("mode", ["mean", "max", "first", "last"])
+def test_masked_pool_is_the_references_and_nothing_hidden_reaches_a_gradient(mode):
+    x = draw(3, 5, 2)
+    mask = torch.tensor([[True, False, True, True, False], [False] * 5, [False] * 4 + [True]])
+    close(F.masked_pool(x, mask, mode), reference.masked_pool(x.numpy(), mask.numpy(), mode), 1e-6)
+    bad = torch.where(mask[..., None], x, torch.nan).requires_grad_()
+    pooled = F.masked_pool(bad, mask, mode)
+    assert torch.equal(pooled, F.masked_pool(x, mask, mode))
+    pooled.sum().backward()
+    assert bad.grad is not None and bad.grad.isfinite().all()
+    assert (bad.grad.sum((1, 2)) > 0).tolist() == [True, False, True]
+    assert not bad.grad[~mask].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_take_at_takes_the_first_and_nothing_else_reaches_a_gradient(dtype):
+    x = draw(3, 4, 2)
+    ids = torch.tensor([[5, 7, 9, 7], [9, 1, 2, 3], [1, 2, 2, 1]], dtype=dtype)
+    for token, places in ((7, [1, 0, 0]), (-1, [2, 0, 1]), (49407, [0, 0, 0])):
+        taken = torch.zeros(3, 4, 1, dtype=torch.bool)
+        taken[range(3), places] = True
+        bad = torch.where(taken, x, NAN).requires_grad_()
+        compiled = torch.compile(F.take_at, backend="eager", fullgraph=True)
+        for function in (F.take_at, compiled):
+            found = function(bad, ids, token)
+            assert torch.equal(found, x[range(3), places])
+            (gradient,) = torch.autograd.grad((found * 3).sum(), bad)
+            assert torch.equal(gradient, torch.where(taken, 3.0, 0.0).expand(-1, -1, 2).double())
+    assert F.take_at(x[:0], ids[:0], 7).shape == (0, 2)
+    with pytest.raises(IsomorphError):
+        F.take_at(x[:, :0], ids[:, :0], 7)
+
+
+def test_take_at_can_be_vectorised_over():
+    x, ids = draw(5, 3, 4, 2), torch.arange(60).reshape(5, 3, 4) % 7
+    found = torch.func.vmap(lambda x, ids: F.take_at(x, ids, 3))(x, ids)
+    close(found, np.stack([reference.take_at(*pair, 3) for pair in zip(x.numpy(), ids.numpy(), strict=True)]))
+
+
+def test_masked_pool_accumulates_in_float32():
+    ones = torch.ones(1, 3000, 1, dtype=torch.bfloat16)
+    found = F.masked_pool(ones, torch.arange(3000)[None] < 2999, "mean")
+    assert (found.tolist(), found.dtype) == ([[1.0]], torch.bfloat16)
+    with pytest.raises(IsomorphError):
+        F.masked_pool(ones[:, :0], torch.ones(1, 0, dtype=torch.bool), "first")
 
 
 # -- tables ----------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from isomorph.primitives import Primitives
 CASES = [
     ("linear", [(2, 3, 4), (5, 4)], {}, 2 * 6 * 5 * 4, 4),
     ("linear", [(2, 3, 4), (5, 4), (5,)], {}, 2 * 6 * 5 * 4 + 30, 4),
+    ("conv1d", [(2, 3, 8), (5, 3, 4)], {"stride": 2}, 2 * 3 * (2 * 5 * 12), 12),
+    ("conv1d", [(1, 2, 4), (3, 2, 3), (3,)], {"padding": 1}, 3 * 4 * (2 * 6 + 1), 6),
     ("conv2d", [(2, 3, 8, 6), (5, 3, 2, 2)], {"stride": 2}, 2 * 12 * (2 * 5 * 12), 12),
     ("conv2d", [(1, 1, 3, 4), (1, 1, 2, 2), (1,)], {}, 6 * (2 * 4 + 1), 4),
     ("layer_norm", [(2, 3, 4), (4,), (4,)], {"eps": 1e-5}, 24 * 7, 4),
@@ -29,6 +31,7 @@ CASES = [
     ("gelu", [(2, 3)], {"approximate": "tanh"}, 54, 1),
     ("quick_gelu", [(2, 3)], {}, 36, 1),
     ("tanh", [(2, 3)], {}, 6, 1),
+    ("exp", [(2, 3)], {}, 6, 1),
     ("sigmoid", [(2, 3)], {}, 24, 1),
     ("softmax", [(2, 7, 3)], {"axis": 1}, 42 * 5, 7),
     ("reshape", [(2, 6)], {"shape": (2, 3, 2)}, 0, 1),
@@ -36,6 +39,7 @@ CASES = [
     ("narrow", [(2, 5)], {"axis": -1, "start": 1, "stop": -1}, 0, 1),
     ("narrow", [(2, 5)], {"axis": 1, "start": -2, "stop": None}, 0, 1),
     ("expand", [(2, 1, 3)], {"shape": (2, 4, 3)}, 0, 1),
+    ("positions", [(7, 3)], {"length": 4}, 0, 1),
     ("mean", [(2, 5, 3)], {"axis": 1}, 30, 5),
     ("mean", [(2, 5, 3)], {"axis": -1, "keepdim": True}, 30, 3),
     ("max", [(2, 5, 3)], {"axis": 1}, 30, 1),
@@ -52,7 +56,7 @@ def test_a_step(name, shapes, options, flops, reduction):
     assert (step.primitive, step.flops, step.reduction) == (name, flops, reduction)
     assert step.inputs == tuple(t.id for t in inputs if t is not None)
     assert step.outputs == (made.id,)
-    assert step.view == (name in ("reshape", "permute", "narrow", "expand"))
+    assert step.view == (name in ("reshape", "permute", "narrow", "expand", "positions"))
     arrays = [None if shape is None else np.ones(shape) for shape in shapes]
     assert made.shape == getattr(numpy_primitives, name)(*arrays, **options).shape
     assert made.dtype == "float32"
@@ -60,7 +64,8 @@ def test_a_step(name, shapes, options, flops, reduction):
 
 def test_every_primitive_is_traced():
     described = {name for name in vars(Primitives) if not name.startswith("_")}
-    covered = {case[0] for case in CASES} | {"embedding", "concatenate", "cos_sin", "select"}
+    moving = {"embedding", "concatenate", "cos_sin", "select", "masked_pool", "take_at"}
+    covered = {case[0] for case in CASES} | moving
     assert covered == described
     assert all(callable(getattr(module, name)) for module in (F, numpy_primitives) for name in described)
 
@@ -88,6 +93,30 @@ def test_select_moves_data_alone():
     (step,) = program.steps
     assert (step.primitive, step.flops, step.reduction, step.view) == ("select", 0, 1, False)
     assert (step.inputs, made.shape, made.dtype) == ((x.id, mask.id), (2, 3, 4), "float32")
+
+
+@pytest.mark.parametrize(("mode", "flops", "reduction"), [("mean", 24, 3), ("max", 24, 1), ("last", 0, 1)])
+def test_masked_pool(mode, flops, reduction):
+    program = Program()
+    x, mask = program.tensor((2, 3, 4), "float32"), program.tensor((2, 3), "bool")
+    made = F.masked_pool(x, mask, mode)
+    (step,) = program.steps
+    assert (step.primitive, step.flops, step.reduction, step.view) == ("masked_pool", flops, reduction, False)
+    assert (step.inputs, made.shape, step.attributes) == ((x.id, mask.id), (2, 4), {"mode": mode})
+
+
+def test_take_at_moves_data_alone():
+    program = Program()
+    x, ids = program.tensor((2, 3, 4), "float32"), program.tensor((2, 3), "int64")
+    made = F.take_at(x, ids, 7)
+    (step,) = program.steps
+    assert (step.primitive, step.flops, step.reduction, step.view) == ("take_at", 0, 1, False)
+    assert (step.inputs, made.shape, made.dtype) == ((x.id, ids.id), (2, 4), "float32")
+    assert step.attributes == {"token": 7}
+    with pytest.raises(ValueError, match=r"take_at: ids \(3, 2\) do not fit \(2, 3, 4\)"):
+        F.take_at(x, program.tensor((3, 2), "int64"), 7)
+    with pytest.raises(IsomorphError):
+        F.take_at(program.tensor((2, 0, 4), "float32"), program.tensor((2, 0), "int64"), 7)
 
 
 def test_cos_sin_makes_two_tables():
@@ -125,11 +154,16 @@ def test_arithmetic_is_recorded():
         (lambda p: F.reshape(p.tensor((2, 3), "float32"), (5,)), "reshape: "),
         (lambda p: F.expand(p.tensor((2, 3), "float32"), (2, 6)), "expand: "),
         (lambda p: F.attention(*[p.tensor((1, h, 2, 4), "float32") for h in (3, 2, 2)]), "attention: "),
+        (lambda p: F.conv1d(p.tensor((1, 2, 2), "float32"), p.tensor((1, 2, 3), "float32")), "conv1d: "),
         (
             lambda p: F.conv2d(p.tensor((1, 2, 4, 4), "float32"), p.tensor((1, 3, 2, 2), "float32")),
             "conv2d: ",
         ),
         (lambda p: F.select(p.tensor((2, 3, 4), "float32"), p.tensor((3, 2), "bool")), "select: "),
+        (
+            lambda p: F.masked_pool(p.tensor((2, 3, 4), "float32"), p.tensor((3, 2), "bool"), "max"),
+            "masked_pool: ",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(call, message):

@@ -135,6 +135,8 @@ def test_biases_need_both_flags():
 
     assert biased("attention(2)") == set("qkvo")
     assert biased("attention(2, qkv_bias=False)") == {"o"}
+    assert biased("attention(2, k_bias=False)") == set("qvo")
+    assert biased("attention(2, qkv_bias=False, k_bias=True)") == {"o"}
     assert biased("attention(2, out_bias=False)") == set("qkv")
     assert biased("attention(2, bias=False)") == set()
 
@@ -214,6 +216,8 @@ def test_rope_errors_blame_the_argument_that_set_the_width(error):
     [
         ("rope_theta=5e-324", "rope_theta must be >= 1, got 5e-324"),
         ("rope_scale=5e-324", "rope_scale must be >= 1, got 5e-324"),
+        ("rope_low_factor=4.0", "rope_high_factor must be above rope_low_factor=4.0, got 4.0"),
+        ("rope_original_length=0", "rope_original_length must be >= 1, got 0"),
         ("logit_softcap=5e-324", "logit_softcap must be 0 or between 1e-30 and 1e+30, got 5e-324"),
         ("logit_softcap=1e300", "logit_softcap must be 0 or between 1e-30 and 1e+30, got 1e+300"),
     ],

@@ -10,11 +10,12 @@ from isomorph.show.page import resolve_example
 from isomorph.testing import check_operator, compare_gradients, compare_outputs
 
 CATALOGUE = [
-    "linear", "layer_norm", "rms_norm", "attention", "cross_attention", "feed_forward", "swiglu",
+    "linear", "layer_norm", "rms_norm", "l2_norm", "attention", "cross_attention", "feed_forward", "swiglu",
     "transformer_block", "encoder_block", "post_norm_block", "embedding", "pos_embed",
-    "sinusoidal_pos_embed", "cls_token", "patch_embed", "pool_tokens", "dropout", "gelu", "relu",
+    "sinusoidal_pos_embed", "cls_token", "register_tokens",
+    "layer_scale", "patch_embed", "conv1d", "pool_tokens", "dropout", "gelu", "relu",
     "silu", "quick_gelu", "tanh", "sigmoid", "identity", "softmax", "add", "mul", "scale", "concat",
-    "split", "reshape", "flatten", "transpose", "mean",
+    "split", "reshape", "flatten", "transpose", "mean", "take_at", "similarity",
 ]  # fmt: skip
 
 

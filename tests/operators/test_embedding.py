@@ -118,6 +118,26 @@ def test_cls_token_of_an_empty_sequence(run):
     np.testing.assert_array_equal(out, [[[7, 8]], [[7, 8]]])
 
 
+def test_registers_come_first_in_their_order(run, shape_of):
+    tokens = [[[7.0, 8.0], [9.0, 10.0]]]
+    out = run("register_tokens(2)", [[[1.0, 2.0]], [[3.0, 4.0]]], {"n0.tokens": tokens})
+    np.testing.assert_array_equal(out, [[[7, 8], [9, 10], [1, 2]], [[7, 8], [9, 10], [3, 4]]])
+    assert shape_of("register_tokens(2)", input=("B", "T", 6)) == ["B", "T+2", 6]
+    assert shape_of("register_tokens(2)\nlinear(3, in_features=6)", input=("B", 4, 6)) == ["B", 6, 3]
+
+
+def test_registers_of_an_empty_sequence(run):
+    tokens = [[[7.0, 8.0], [9.0, 10.0]]]
+    out = run("register_tokens(2)", np.zeros((1, 0, 2)), {"n0.tokens": tokens}, input=("B", "T", 2))
+    np.testing.assert_array_equal(out, tokens)
+    assert run("register_tokens(2)", np.zeros((0, 3, 2)), {"n0.tokens": tokens}).shape == (0, 5, 2)
+
+
+def test_a_count_of_registers_is_at_least_one(error):
+    found = error("register_tokens(0)", input=("B", 4, 6))
+    assert (found.code, found.message) == ("E_ARGUMENT", "register_tokens: count must be >= 1, got 0")
+
+
 def test_patches_are_row_major(run):
     # A 4x4 image of 0..15 and 2x2 patches. Feature 0 reads a patch's top left pixel plus 100, feature 1
     # its bottom left one: patches start at 0, 2, 8, 10 and their second rows four later.
@@ -134,6 +154,15 @@ def test_patch_channels_are_summed(run):
     weight[0, 1] = 2
     out = run("patch_embed(1, 2)", image, {"n0.proj.weight": weight, "n0.proj.bias": [0.5]})
     np.testing.assert_array_equal(out, [[[4 * 1 + 4 * 20 + 0.5]]])
+
+
+def test_patches_without_a_bias():
+    plan = iso.resolve("patch_embed(2, 2, bias=False)", input=("B", 1, 4, 4))
+    weight = np.zeros((2, 1, 2, 2))
+    weight[0, 0, 0, 0] = weight[1, 0, 1, 0] = 1
+    assert [p.path for p in plan.parameters] == ["n0.proj.weight"]
+    out = reference.build(plan, {"n0.proj.weight": weight})(np.arange(16.0).reshape(1, 1, 4, 4))
+    np.testing.assert_array_equal(out, [[[0, 4], [2, 6], [8, 12], [10, 14]]])
 
 
 def test_patch_embed_resolves_backwards():

@@ -47,6 +47,33 @@ def test_rms_norm_values(run):
     np.testing.assert_allclose(out, [[3 / 4, 1]], rtol=1e-14)  # 12.5 + 3.5 = 16
 
 
+def test_l2_norm_values(run):
+    # The length of [3, 4] is 5; with 11 added to 25 the root is 6; what is 0 stays 0.
+    np.testing.assert_allclose(run("l2_norm()", [[3.0, 4.0], [0.0, 0.0]]), [[0.6, 0.8], [0, 0]], rtol=1e-15)
+    np.testing.assert_allclose(run("l2_norm(eps=11.0)", [[[3.0, 4.0]]]), [[[0.5, 4 / 6]]], rtol=1e-15)
+
+
+def test_l2_norm_is_a_division_by_the_length_from_1e_8_on(run):
+    x = 1e-8 * np.array([[0.6, -0.8]])  # the sum of squares is 1e-16, beside which 1e-24 is 1e-8
+    np.testing.assert_allclose(run("l2_norm()", x), [[0.6, -0.8]], rtol=5.1e-9)
+
+
+def test_layer_scale_multiplies_each_feature(run):
+    out = run("layer_scale()", [[[1.0, 2.0], [3.0, 4.0]]], {"n0.gamma": [10.0, -1.0]})
+    np.testing.assert_array_equal(out, [[[10, -2], [30, -4]]])
+    np.testing.assert_array_equal(run("layer_scale()", [[1.0, 2.0]], {"n0.gamma": [3.0, 0.5]}), [[3, 1]])
+
+
+def test_where_layer_scale_starts(error):
+    plan = iso.resolve("layer_scale()\nlayer_scale(init_values=0.5)", input=("B", 3))
+    assert [(p.path, p.shape, p.initial.value) for p in plan.parameters] == [
+        ("n0.gamma", (3,), 1e-5),
+        ("n1.gamma", (3,), 0.5),
+    ]
+    found = error("layer_scale(init_values=-1.0)", input=("B", 3))
+    assert (found.code, found.message) == ("E_ARGUMENT", "layer_scale: init_values must be >= 0, got -1.0")
+
+
 def test_parameters_of_norms():
     plan = iso.resolve(
         "layer_norm()\nlayer_norm(bias=False)\nlayer_norm(affine=False)\nrms_norm()\nrms_norm(zero_centered=True)",
@@ -64,7 +91,7 @@ def test_parameters_of_norms():
 @pytest.mark.parametrize(
     "definition",
     [
-        "layer_norm(eps=1e-46)", "rms_norm(eps=1e-46)", "transformer_block(2, eps=1e-46)",
+        "layer_norm(eps=1e-46)", "rms_norm(eps=1e-46)", "l2_norm(eps=1e-46)", "transformer_block(2, eps=1e-46)",
         "encoder_block(2, 7, eps=1e-46)", "post_norm_block(2, eps=1e-46)",
         'attention(2, qk_norm="l2_norm", eps=1e-46)',
     ],

@@ -7,6 +7,8 @@ import pytest
 
 import isomorph as iso
 from isomorph import reference
+from isomorph.operators.declare import Conflict
+from isomorph.operators.shaping import TakeAt
 
 X = np.arange(12.0).reshape(1, 3, 4)
 
@@ -116,6 +118,29 @@ def test_pool_tokens(run, mode, expected):
 
 
 @pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("mean", [[3, 4], [0, 0], [1, 7]]),  # (1 + 5) / 2 and (7 + 1) / 2
+        ("max", [[5, 7], [0, 0], [1, 7]]),
+        ("first", [[1, 7], [0, 0], [1, 7]]),
+        ("last", [[5, 1], [0, 0], [1, 7]]),
+    ],
+)
+def test_pool_tokens_of_what_is_no_padding(run, mode, expected):
+    row = [[np.nan, np.inf], [1.0, 7.0], [5.0, 1.0], [np.nan, 9.0]]
+    mask = [[False, True, True, False], [False] * 4, [False, True, False, False]]
+    definition = f'x = input("B", "T", 2)\nm = input("B", "T", dtype="bool")\npool_tokens("{mode}", mask=m)'
+    given = {"x": np.array([row] * 3), "m": np.array(mask)}
+    np.testing.assert_array_equal(run(definition, given), expected)
+
+
+def test_a_mask_of_another_length_is_refused(error):
+    found = error('x = input("B", 5, 2)\nm = input("B", 4, dtype="bool")\npool_tokens(mask=m)')
+    assert found.code == "E_CONSTRAINT"
+    assert "5" in found.message and "4" in found.message
+
+
+@pytest.mark.parametrize(
     "definition", ["mean(1)", *(f'pool_tokens("{m}")' for m in ("mean", "first", "last", "max"))]
 )
 def test_no_position_to_read(definition):
@@ -124,3 +149,34 @@ def test_no_position_to_read(definition):
         reference.build(plan, {})(np.zeros((1, 0, 2)))
     assert caught.value.code == "E_RUNTIME"
     assert "T=0 must be at least 1" in caught.value.message
+
+
+TEXTS = np.array([[5, 7, 9, 7], [9, 1, 2, 3]])
+
+
+@pytest.mark.parametrize(("token", "places"), [(7, [1, 0]), (3, [0, 3]), (-1, [2, 0]), (2**31 - 1, [0, 0])])
+def test_take_at(run, token, places):
+    """The first of equal ids; where there is none the first position; -1 stands for the largest id."""
+    x = np.arange(16.0).reshape(2, 4, 2)
+    definition = f'x = input("B", "T", 2)\nids = input("B", "T", dtype="int64")\ntake_at(x, ids, {token})'
+    np.testing.assert_array_equal(run(definition, {"x": x, "ids": TEXTS}), x[range(2), places])
+
+
+def test_take_at_shapes_and_errors(shape_of, error):
+    ids = 'ids = input("B", "T", dtype="int64")\n'
+    assert shape_of(f"{ids}take_at(embedding(ids, 5, 3), ids, 4)") == ["B", 3]
+    plan = iso.resolve(f"{ids}take_at(embedding(ids, 5, 3), ids, 4)")
+    with pytest.raises(iso.IsomorphError) as caught:
+        reference.build(plan, {"n0.weight": np.zeros((5, 3))})(np.zeros((2, 0), int))
+    assert caught.value.code == "E_RUNTIME"
+    assert error(f"{ids}x = input(2, 3, 4)\ntake_at(x, ids, 4)\n").code == "E_CONSTRAINT"
+    assert error(f"{ids}h = embedding(ids, 5, 3)\ntake_at(h, h, 4)").code == "E_DTYPE"
+    with pytest.raises(Conflict) as conflict:
+        TakeAt.of(token=2**31)
+    assert conflict.value.message == "token must be below 2147483648, got 2147483648"
+    for token in ("-2", "True", "1.0"):
+        found = error(f"{ids}take_at(embedding(ids, 5, 3), ids, {token})")
+        assert (found.code, found.location.line) == ("E_ARGUMENT", 2)
+    assert error(f"{ids}take_at(embedding(ids, 5, 3), ids)").message == (
+        "take_at needs the argument token (int, >= -1)"
+    )

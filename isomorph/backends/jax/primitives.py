@@ -36,6 +36,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias
 
 
+def conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0
+) -> Tensor:
+    out = lax.conv_general_dilated(
+        x,
+        weight,
+        (stride,),
+        [(padding, padding)],
+        dimension_numbers=("NCH", "OIH", "NCH"),
+        precision=PRECISION,
+    )  # (B, O, L)
+    return out if bias is None else out + bias[:, None]
+
+
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1) -> Tensor:
     out = lax.conv_general_dilated(
         x, weight, (stride, stride), "VALID", dimension_numbers=("NCHW", "OIHW", "NCHW"), precision=PRECISION
@@ -111,18 +125,27 @@ def attention(
     not finite is replaced too, and a branch that runs only when there is one (``lax.cond``) makes the
     results of those queries infinite or NaN that do see it. This holds in compiled code as well.
     """
-    B, H, T, d = q.shape
-    K, S = k.shape[1], k.shape[2]
+    H, T, S = q.shape[1], q.shape[2], k.shape[2]
     if S == 0:
         return jnp.zeros_like(q)
     if mask is not None:
         kept = mask[:, None, :, None]  # (B, 1, S, 1)
         k, v = jnp.where(kept, k, 0), jnp.where(kept, v, 0)
-    visible = _visible(mask, T, S, causal, window)  # (B or 1, 1, 1, T or 1, S)
+    visible = visibility(mask, T, S, causal, window)  # (B or 1, 1, 1, T or 1, S)
     poison = None
     if (causal or window) and S > 1:
         assert visible is not None
         k, v, poison = _withhold(k, v, visible, H)
+    out = attend(q, k, v, visible, softcap, dropout)
+    return out if poison is None else poison(out)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, softcap: float = 0.0, dropout: Any = None
+) -> Tensor:
+    """:func:`attention` of finite keys and values, with who sees whom as a boolean ``[B or 1, 1, 1, T or 1, S]``."""
+    B, H, T, d = q.shape
+    K, S = k.shape[1], k.shape[2]
     query = q.reshape(B * K, H // K * T, d)
     key = jnp.swapaxes(k, 2, 3).reshape(B * K, d, S)  # the CPU compiler fuses this orientation best
     scores = _batched(query, key) * d**-0.5  # (B*K, G*T, S), in float32 at least
@@ -132,8 +155,7 @@ def attention(
     if dropout is not None:
         weights = dropout(weights)
     out = _batched(weights.reshape(B * K, H // K * T, S).astype(v.dtype), v.reshape(B * K, S, d))
-    out = (out.reshape(B, H, T, d) / total.reshape(B, H, T, 1)).astype(q.dtype)
-    return out if poison is None else poison(out)
+    return (out.reshape(B, H, T, d) / total.reshape(B, H, T, 1)).astype(q.dtype)
 
 
 def _batched(a: Tensor, b: Tensor) -> Tensor:
@@ -155,7 +177,7 @@ def _exponentials(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tenso
     return weights, jnp.where(visible.any(-1), weights.sum(-1), 1)
 
 
-def _visible(mask: Tensor | None, T: int, S: int, causal: bool, window: int) -> Tensor | None:
+def visibility(mask: Tensor | None, T: int, S: int, causal: bool, window: int) -> Tensor | None:
     """Which key each query may attend: boolean ``[B or 1, 1, 1, T or 1, S]``, or None for all of them."""
     seen = None if mask is None else mask[:, None, None, None, :]
     if not causal and not window:
@@ -218,6 +240,10 @@ def tanh(x: Tensor) -> Tensor:
     return jnp.tanh(_wide(x)).astype(x.dtype)
 
 
+def exp(x: Tensor) -> Tensor:
+    return jnp.exp(_wide(x)).astype(x.dtype)
+
+
 def sigmoid(x: Tensor) -> Tensor:
     return jax.nn.sigmoid(_wide(x)).astype(x.dtype)
 
@@ -259,6 +285,15 @@ def select(x: Tensor, mask: Tensor) -> Tensor:
     return jnp.where(mask[..., None], x, 0)  # (B, S, D)
 
 
+def take_at(x: Tensor, ids: Tensor, token: int) -> Tensor:
+    """Rows at the first of the largest ids, or of the ids that are ``token``; ``argmax`` takes the first."""
+    if x.shape[1] == 0:
+        raise no_elements("take_at", 1, x.shape)
+    wide = ids if ids.dtype.itemsize >= 4 else ids.astype(jnp.int32)  # a narrow dtype may not hold the token
+    position = (wide if token == -1 else wide == token).argmax(1)  # (B,)
+    return jnp.take_along_axis(x, position[:, None, None], 1)[:, 0]  # (B, D)
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 
@@ -275,6 +310,24 @@ def max(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     return x.max(axis, keepdims=keepdim)
 
 
+def masked_pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
+    """Mean, maximum, first or last of the positions where ``mask`` is True; zeros where there is none."""
+    if x.shape[1] == 0:
+        raise no_elements(mode, 1, x.shape)
+    if mode == "mean":
+        wide = _wide(select(x, mask))
+        count = jnp.maximum(mask.sum(1), 1).astype(wide.dtype)  # (B)
+        return (wide.sum(1) / count[:, None]).astype(x.dtype)
+    if mode == "max":
+        found = jnp.where(mask[..., None], x, -jnp.inf).max(1)  # (B, D)
+    else:
+        seen = mask if mode == "first" else mask[:, ::-1]
+        index = jnp.argmax(seen, axis=1)  # (B), the first of equal ones
+        index = index if mode == "first" else x.shape[1] - 1 - index
+        found = jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]  # (B, D)
+    return jnp.where(mask.any(1)[:, None], found, 0)
+
+
 # -- rotary tables ---------------------------------------------------------------------------------
 
 
@@ -282,6 +335,10 @@ def cos_sin(length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[
     """Two ``[length, len(frequencies)]`` tables, constants of a compiled function."""
     cos, sin = _tables(length, frequencies, jnp.dtype(like.dtype))
     return jnp.asarray(cos), jnp.asarray(sin)
+
+
+def positions(table: Tensor, length: int) -> Tensor:
+    return narrow(table, 0, 0, length)
 
 
 @lru_cache(maxsize=64)

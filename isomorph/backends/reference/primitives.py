@@ -29,6 +29,16 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return out if bias is None else out + bias
 
 
+def conv1d(x: Array, weight: Array, bias: Array | None = None, *, stride: int = 1, padding: int = 0) -> Array:
+    k = weight.shape[2]
+    padded = np.pad(x, ((0, 0), (0, 0), (padding, padding)))  # (B, C, T + 2 * padding)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, k, axis=2)[:, :, ::stride]  # (B, C, L, k)
+    out = np.tensordot(windows, weight, axes=((1, 3), (1, 2)))  # (B, L, O), summed over C and k
+    if bias is not None:
+        out = out + bias
+    return np.moveaxis(out, 2, 1)  # (B, O, L)
+
+
 def conv2d(x: Array, weight: Array, bias: Array | None = None, *, stride: int = 1) -> Array:
     kernel = weight.shape[2:]  # p, q
     windows = np.lib.stride_tricks.sliding_window_view(x, kernel, axis=(2, 3))  # (B, C, H, W, p, q), stride 1
@@ -162,6 +172,10 @@ def tanh(x: Array) -> Array:
     return np.tanh(x)
 
 
+def exp(x: Array) -> Array:
+    return np.exp(x)
+
+
 def softmax(x: Array, axis: int = -1) -> Array:
     weights = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     return weights / weights.sum(axis=axis, keepdims=True)
@@ -201,6 +215,13 @@ def select(x: Array, mask: Array) -> Array:
     return np.where(mask[..., None], x, 0.0)  # (B, S, D)
 
 
+def take_at(x: Array, ids: Array, token: int) -> Array:
+    if ids.shape[1] == 0:
+        raise no_elements("take_at", 1, x.shape)
+    position = (ids if token == -1 else ids == token).argmax(axis=1)  # (B,): the first of equal ones
+    return x[np.arange(len(x)), position]  # (B, D)
+
+
 # -- reductions --------------------------------------------------------------------------------
 
 
@@ -216,9 +237,29 @@ def max(x: Array, axis: int, keepdim: bool = False) -> Array:
     return x.max(axis=axis, keepdims=keepdim)
 
 
+def masked_pool(x: Array, mask: Array, mode: str) -> Array:
+    if x.shape[1] == 0:
+        raise no_elements(mode, 1, x.shape)
+    out = np.zeros((x.shape[0], x.shape[2]))  # (B, D)
+    for b in range(x.shape[0]):
+        seen = x[b, mask[b]]  # (number of True, D)
+        if len(seen):
+            if mode == "mean":
+                out[b] = seen.mean(axis=0)
+            elif mode == "max":
+                out[b] = seen.max(axis=0)
+            else:
+                out[b] = seen[0] if mode == "first" else seen[-1]
+    return out
+
+
 # -- tables ------------------------------------------------------------------------------------
 
 
 def cos_sin(length: int, frequencies: tuple[float, ...], like: Array) -> tuple[Array, Array]:
     angles = np.arange(length)[:, None] * np.asarray(frequencies, dtype=np.float64)  # (length, pairs)
     return np.cos(angles), np.sin(angles)
+
+
+def positions(table: Array, length: int) -> Array:
+    return narrow(table, 0, 0, length)

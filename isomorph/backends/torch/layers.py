@@ -24,6 +24,8 @@ PRIMITIVES: Primitives = primitives
 class OperatorModule(nn.Module):
     """An operator that has no native layer: children as submodules, own parameters as parameters."""
 
+    _primitives: Primitives = PRIMITIVES  # generation sets it on copies of the module
+
     def __init__(self, operator: Operator) -> None:
         super().__init__()
         self._operator = operator
@@ -35,7 +37,7 @@ class OperatorModule(nn.Module):
             self.add_module(name, layer(child))
 
     def forward(self, *inputs: Any) -> Any:
-        return self._operator.forward(self, PRIMITIVES, *inputs)
+        return self._operator.forward(self, self._primitives, *inputs)
 
     def extra_repr(self) -> str:
         arguments = self._operator.arguments
@@ -48,6 +50,14 @@ class Embedding(nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return primitives.embedding(input, self.weight)
+
+
+class Conv1d(nn.Conv1d):
+    """``torch.nn.Conv1d`` computed by the primitive, which multiplies windows in full precision."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        stride, padding = self.stride[0], int(self.padding[0])
+        return primitives.conv1d(input, self.weight, self.bias, stride=stride, padding=padding)
 
 
 class Conv2d(nn.Conv2d):
@@ -84,9 +94,19 @@ def _dropout(operator: Any) -> nn.Module:
     return nn.Dropout(operator.p)
 
 
+def _conv1d(operator: Any) -> nn.Module:
+    sizes = operator.sizes
+    return Conv1d(
+        sizes["C_in"], sizes["C_out"], operator.kernel_size, operator.stride, operator.padding,
+        bias=operator.bias, device="meta",
+    )  # fmt: skip
+
+
 def _conv2d(operator: Any) -> nn.Module:
     sizes = operator.sizes
-    return Conv2d(sizes["C"], sizes["D"], operator.kernel_size, operator.stride, device="meta")
+    return Conv2d(
+        sizes["C"], sizes["D"], operator.kernel_size, operator.stride, bias=operator.bias, device="meta"
+    )
 
 
 LEAVES: dict[str, Callable[[Any], nn.Module]] = {
@@ -94,6 +114,7 @@ LEAVES: dict[str, Callable[[Any], nn.Module]] = {
     "layer_norm": _layer_norm,
     "embedding": _embedding,
     "dropout": _dropout,
+    "conv1d": _conv1d,
     "conv2d": _conv2d,
 }
 """Native layers by :attr:`Operator.leaf`. A leaf that is not here runs its own forward computation."""

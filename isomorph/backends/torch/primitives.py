@@ -28,6 +28,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
+def conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0
+) -> Tensor:
+    """Windows are gathered and multiplied as rows of a matrix, for the reason that :func:`conv2d` states.
+
+    They take ``k / stride`` times the memory of x.
+    """
+    O, C, k = weight.shape  # noqa: E741
+    windows = functional.pad(x, (padding, padding)).unfold(2, k, stride)  # (B, C, L, k)
+    rows = windows.permute(0, 2, 1, 3).flatten(2)  # (B, L, C * k)
+    return functional.linear(rows, weight.reshape(O, C * k), bias).transpose(1, 2)  # (B, O, L)
+
+
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1) -> Tensor:
     """Patches that do not overlap are multiplied as rows of a matrix.
 
@@ -124,12 +137,26 @@ def attention(
         visible = _visible(mask, T, S, causal, window, q.device)
         assert visible is not None
         k, v, poison = _withhold(k, v, visible, q.shape[1])
-    if softcap:
-        visible = _visible(mask, T, S, causal, window, q.device)
-        out = _capped_attention(q, k, v, visible, softcap, dropout)
-    else:
-        out = _fused_attention(q, k, v, mask, causal, window, dropout)
+    out = attend(q, k, v, mask, causal=causal, window=window, softcap=softcap, dropout=dropout)
     return out if poison is None else out + poison
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    window: int,
+    softcap: float,
+    dropout: Any = None,
+) -> Tensor:
+    """:func:`attention` of keys and values that are finite wherever they are hidden from anyone."""
+    if not softcap:
+        return _fused_attention(q, k, v, mask, causal, window, dropout)
+    visible = _visible(mask, q.shape[-2], k.shape[-2], causal, window, q.device)
+    return _capped_attention(q, k, v, visible, softcap, dropout)
 
 
 def _fused_attention(
@@ -250,6 +277,10 @@ def tanh(x: Tensor) -> Tensor:
     return torch.tanh(x)
 
 
+def exp(x: Tensor) -> Tensor:
+    return torch.exp(x)
+
+
 def sigmoid(x: Tensor) -> Tensor:
     return torch.sigmoid(x)
 
@@ -293,6 +324,14 @@ def select(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask[..., None], x, 0.0)  # (B, S, D)
 
 
+def take_at(x: Tensor, ids: Tensor, token: int) -> Tensor:
+    """Rows at the first of the largest ids, or of the ids that are ``token``; ``argmax`` takes the first."""
+    _require_elements("take_at", x, 1)
+    wide = ids.long()  # a narrow dtype may not hold the token
+    position = (wide if token == -1 else (wide == token).int()).argmax(1)  # (B,)
+    return x.gather(1, position[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)  # (B, D)
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 
@@ -305,6 +344,29 @@ def mean(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
 def max(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     """Largest element; equal ones share the gradient. No elements are E_RUNTIME."""
     _require_elements("max", x, axis)
+    return _amax(x, axis, keepdim)
+
+
+def masked_pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
+    """Mean, maximum, first or last of the positions where ``mask`` is True; zeros where there is none."""
+    _require_elements(mode, x, 1)
+    if mode == "mean":
+        wide = _wide(select(x, mask)).sum(1)  # (B, D)
+        return (wide / mask.sum(1).clamp(min=1)[:, None]).to(x.dtype)
+    if mode == "max":
+        found = _amax(torch.where(mask[..., None], x, -torch.inf), 1)  # (B, D)
+    else:
+        seen = mask if mode == "first" else mask.flip(1)
+        index = seen.int().argmax(1)  # (B), the first of equal ones
+        index = index if mode == "first" else x.shape[1] - 1 - index
+        found = x.gather(1, index[:, None, None].expand(-1, -1, x.shape[2]))[:, 0]  # (B, D)
+    return torch.where(mask.any(1)[:, None], found, 0.0)
+
+
+def _amax(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
+    """``amax``; not on its way to ONNX, where PyTorch's exporter makes float32 of half precision."""
+    if x.dtype in HALVES and torch.onnx.is_in_onnx_export():
+        return x.max(axis, keepdim).values
     return x.amax(axis, keepdim)
 
 
@@ -328,6 +390,10 @@ def cos_sin(length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[
         capacity *= 2  # few tables for many lengths
     cos, sin = _kept_tables(capacity, frequencies, like.dtype, like.device)
     return cos[:length], sin[:length]
+
+
+def positions(table: Tensor, length: int) -> Tensor:
+    return narrow(table, 0, 0, length)
 
 
 def _tables(

@@ -22,12 +22,15 @@ DEFAULT_LENGTH = 128
 _PRIMITIVES: Primitives = primitives
 
 
-def trace(plan: Plan, sizes: Mapping[str, int] | None = None) -> Program:
+def trace(
+    plan: Plan, sizes: Mapping[str, int] | None = None, *, primitives: Primitives = _PRIMITIVES
+) -> Program:
     """Record a plan's primitives at given sizes.
 
     Args:
         plan: the network.
         sizes: values of its symbols; see :func:`sizes_with` for those left out.
+        primitives: what is recorded with.
 
     Raises:
         IsomorphError: E_ARGUMENT for an unknown symbol or a value that its bound forbids; E_OPERATOR when an
@@ -36,16 +39,17 @@ def trace(plan: Plan, sizes: Mapping[str, int] | None = None) -> Program:
     program = Program(plan.dtype, sizes_with(plan, sizes))
     for name, value in plan.inputs:
         shape = [evaluate_dimension(d, program.sizes) for d in plan.values[value].shape]
-        program.inputs[name] = program.tensor(shape, plan.values[value].dtype)
+        program.inputs[name] = program.values[value] = program.tensor(shape, plan.values[value].dtype)
     for parameter in plan.parameters:
         program.parameters[parameter.path] = program.tensor(parameter.shape, parameter.dtype)
     parameters = with_ties(plan, program.parameters)
     holders = [
-        Holder(node.operator, _PRIMITIVES, parameters, node.name, program.entering) for node in plan.nodes
+        Holder(node.operator, primitives, parameters, node.name, program.entering) for node in plan.nodes
     ]
 
     def check(node: Node, inputs: tuple[Any, ...], outputs: tuple[TracedTensor, ...]) -> None:
         for value, made in zip(node.outputs, outputs, strict=True):
+            program.values[value] = made
             shape = tuple(evaluate_dimension(d, program.sizes) for d in plan.values[value].shape)
             if made.shape != shape:
                 raise IsomorphError(
@@ -148,6 +152,6 @@ def parameter_rows(program: Program, path: str) -> int:
         if step.inputs and from_parameters.issuperset(step.inputs):
             from_parameters.update(step.outputs)
         shape = program.tensors[step.outputs[0]].shape
-        channels = 1 if step.primitive == "conv2d" else len(shape) - 1
+        channels = 1 if step.primitive in ("conv1d", "conv2d") else len(shape) - 1
         rows = max(rows, prod(size for axis, size in enumerate(shape) if axis != channels))
     return rows

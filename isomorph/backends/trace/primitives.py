@@ -49,6 +49,26 @@ def linear(x: TracedTensor, weight: TracedTensor, bias: TracedTensor | None = No
     return x.program.record("linear", _given(x, weight, bias), shape, flops=flops, reduction=D_in)
 
 
+def conv1d(
+    x: TracedTensor,
+    weight: TracedTensor,
+    bias: TracedTensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+) -> TracedTensor:
+    B, C, T = x.shape
+    O, channels, k = weight.shape  # noqa: E741
+    if channels != C or T + 2 * padding < k:
+        raise ValueError(f"conv1d: {x.shape} does not fit a weight {weight.shape}")
+    shape = (B, O, (T + 2 * padding - k) // stride + 1)
+    flops = prod(shape) * (2 * C * k + (bias is not None))
+    attributes = {"stride": stride, "padding": padding}
+    return x.program.record(
+        "conv1d", _given(x, weight, bias), shape, attributes, flops=flops, reduction=C * k
+    )
+
+
 def conv2d(
     x: TracedTensor, weight: TracedTensor, bias: TracedTensor | None = None, *, stride: int = 1
 ) -> TracedTensor:
@@ -147,6 +167,10 @@ def tanh(x: TracedTensor) -> TracedTensor:
     return _kept(x, "tanh", 1)
 
 
+def exp(x: TracedTensor) -> TracedTensor:
+    return _kept(x, "exp", 1)
+
+
 def sigmoid(x: TracedTensor) -> TracedTensor:
     return _kept(x, "sigmoid", SIGMOID_FLOPS)
 
@@ -209,6 +233,14 @@ def select(x: TracedTensor, mask: TracedTensor) -> TracedTensor:
     return x.program.record("select", [x, mask], x.shape)
 
 
+def take_at(x: TracedTensor, ids: TracedTensor, token: int) -> TracedTensor:
+    if ids.shape != x.shape[:2]:
+        raise ValueError(f"take_at: ids {ids.shape} do not fit {x.shape}")
+    if x.shape[1] == 0:
+        raise no_elements("take_at", 1, x.shape)
+    return x.program.record("take_at", [x, ids], (x.shape[0], *x.shape[2:]), {"token": token})
+
+
 # -- reductions --------------------------------------------------------------------------------
 
 
@@ -238,6 +270,19 @@ def max(x: TracedTensor, axis: int, keepdim: bool = False) -> TracedTensor:
     return x.program.record("max", [x], _reduced(x, axis, keepdim), attributes, flops=x.size)
 
 
+def masked_pool(x: TracedTensor, mask: TracedTensor, mode: str) -> TracedTensor:
+    """A mean and a maximum read every position; the first and the last one are only moved."""
+    if mask.shape != x.shape[:-1]:
+        raise ValueError(f"masked_pool: a mask {mask.shape} does not fit {x.shape}")
+    B, T, D = x.shape
+    if T == 0:
+        raise no_elements(mode, 1, x.shape)
+    flops = x.size if mode in ("mean", "max") else 0
+    return x.program.record(
+        "masked_pool", [x, mask], (B, D), {"mode": mode}, flops=flops, reduction=T if mode == "mean" else 1
+    )
+
+
 # -- tables ------------------------------------------------------------------------------------
 
 
@@ -251,3 +296,10 @@ def cos_sin(
         "cos_sin", [], [shape, shape], attributes, flops=COS_SIN_FLOPS * prod(shape), dtype=like.dtype
     )
     return cos, sin
+
+
+def positions(table: TracedTensor, length: int) -> TracedTensor:
+    if length > table.shape[0]:
+        raise outside_axis(0, 0, length, table.shape)
+    shape = (length, *table.shape[1:])
+    return table.program.record("positions", [table], shape, {"length": length}, view=True)

@@ -114,6 +114,7 @@ class Program:
         tensors: every tensor; ids index this list.
         inputs, parameters, outputs: tensors by input name, parameter path, output name.
         steps: the primitives in order of evaluation.
+        values: the plan's tensors by their ids in the plan, inputs included; empty for a lone operator.
     """
 
     dtype: str = "float32"
@@ -123,6 +124,7 @@ class Program:
     parameters: dict[str, TracedTensor] = field(default_factory=dict)
     outputs: dict[str, TracedTensor] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    values: dict[int, TracedTensor] = field(default_factory=dict)
     _path: str = ""
 
     @property
