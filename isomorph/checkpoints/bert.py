@@ -1,10 +1,12 @@
 """BERT (Devlin et al., 2019), and sentence-transformers' MiniLM, which is a BERT.
 
-Norms come after each sum. Inputs come in the peer library's order: ids, attention mask, token types.
+Norms come after each sum. Inputs come in the peer library's order: ids, attention mask, token types. What
+follows the encoder depends on the class, and on whether the directory is one of sentence-transformers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from isomorph.checkpoints.blocks import ACTIVATIONS, number
@@ -12,6 +14,7 @@ from isomorph.checkpoints.family import (
     Family,
     Handled,
     Ignored,
+    NotThisFamily,
     Only,
     Options,
     Row,
@@ -20,7 +23,11 @@ from isomorph.checkpoints.family import (
     operators_of,
     their_name,
 )
+from isomorph.checkpoints.images import labels as class_names
 from isomorph.plan import Plan
+
+_HEAD = "cls.predictions"
+_HEAD_BIAS, _DECODER_BIAS = f"{_HEAD}.bias", f"{_HEAD}.decoder.bias"
 
 SETTINGS: dict[str, Handled | Ignored | Only] = {
     "vocab_size": Handled("int", 30522),
@@ -33,7 +40,7 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
     "type_vocab_size": Handled("int", 2),
     "layer_norm_eps": Handled("float", 1e-12),
     "position_embedding_type": Only(("absolute",), "positions are a table"),
-    "tie_word_embeddings": Ignored("the heads of pre-training are not imported"),
+    "tie_word_embeddings": Handled("bool", True),
     **dict.fromkeys(
         (
             "directionality",
@@ -76,14 +83,66 @@ def definition(options: Options) -> str:
         '        name="block",\n'
         "    )\n\n"
     )
-    if not options["pooler"]:
-        return f'{text}output("B", "T", {width})\n'
+    return text + _ending(options)
+
+
+def _pooled(options: Options) -> bool:
+    """Whether the token [CLS] goes through a map of its own, as their class has it and the file too."""
+    if options["architecture"] == "BertModel":
+        return options["pooler"] and not options.get("pooling")
+    return options["architecture"] == "BertForSequenceClassification"
+
+
+def _ending(options: Options) -> str:
+    """What follows the encoder."""
+    width, architecture = options["hidden_size"], options["architecture"]
+    if options.get("pooling"):
+        return _sentence(options)
+    if architecture == "BertForMaskedLM":
+        return _word_head(options)
+    if not _pooled(options):
+        return f'output("B", "T", {width})\n'
+    if architecture == "BertForSequenceClassification":
+        return (
+            'pool_tokens("first")                        # the token [CLS]\n'
+            f'linear({width}, name="pooler")\n'
+            "tanh()\n"
+            f'linear({options["num_labels"]}, name="classifier")\n\n'
+            f'output("B", {options["num_labels"]})\n'
+        )
     return (
-        f'{text}hidden = identity(name="encoded")\n\n'
+        'hidden = identity(name="encoded")\n\n'
         'first = pool_tokens(hidden, "first")        # the token [CLS]\n'
         f'linear({width}, name="pooler")\n'
         "pooled = tanh()\n\n"
         f'output(hidden=("B", "T", {width}), pooled=("B", {width}))\n'
+    )
+
+
+def _sentence(options: Options) -> str:
+    mode = options["pooling"]
+    given, comment = {
+        "mean": ("mask=mask", "the mean over the tokens, without the padding"),
+        "max": ('"max", mask=mask', "the largest over the tokens, without the padding"),
+        "first": ('"first"', "the token [CLS]"),
+        "last": ('"last", mask=mask', "the last token before the padding"),
+    }[mode]
+    norm = "l2_norm()   # products of two embeddings are cosines\n" if options["normalize"] else ""
+    return f'pool_tokens({given})   # {comment}\n{norm}\noutput("B", {options["hidden_size"]})\n'
+
+
+def _word_head(options: Options) -> str:
+    vocabulary = options["vocab_size"]
+    activation = ACTIVATIONS[options["hidden_act"]]
+    call = 'gelu("tanh")' if activation == "gelu_tanh" else f"{activation}()"
+    tie, comment = "", ""
+    if options["tie_word_embeddings"]:
+        tie, comment = ', tie={"weight": "words.weight"}', "   # reads and scores with one table"
+    return (
+        f'linear({options["hidden_size"]}, name="transform")\n{call}\n'
+        f'layer_norm(eps={number(options["layer_norm_eps"])}, name="transform_norm")\n'
+        f'linear({vocabulary}, name="head"{tie}){comment}\n\n'
+        f'output("B", "T", {vocabulary})\n'
     )
 
 
@@ -103,8 +162,40 @@ def rows(options: Options) -> list[Row]:
         *affine(f"{layer}.intermediate.dense", f"{block}.ffn.up"),
         *affine(f"{layer}.output.dense", f"{block}.ffn.down"),
         *affine(f"{layer}.output.LayerNorm", f"{block}.norm2"),
-        *(affine("pooler.dense", "pooler") if options["pooler"] else []),
+        *(affine("pooler.dense", "pooler") if _pooled(options) else []),
+        *_head_rows(options),
     ]
+
+
+def _head_rows(options: Options) -> list[Row]:
+    if options["architecture"] == "BertForSequenceClassification":
+        return affine("classifier", "classifier", head=True)
+    if options["architecture"] != "BertForMaskedLM":
+        return []
+    # Two names of one bias while tied; else the decoder's own is added, and the other one is read by nobody.
+    bias = _HEAD_BIAS if options["tie_word_embeddings"] else _DECODER_BIAS
+    return [
+        *affine(f"{_HEAD}.transform.dense", "transform", head=True),
+        *affine(f"{_HEAD}.transform.LayerNorm", "transform_norm", head=True),
+        Row(f"{_HEAD}.decoder.weight", ("head.weight",), head=True),
+        Row(bias, ("head.bias",), head=True),
+    ]
+
+
+def aliases(options: Options) -> Mapping[str, str]:
+    """Of a tied head's bias both names may be in a file."""
+    tied = options["architecture"] == "BertForMaskedLM" and options["tie_word_embeddings"]
+    return {_DECODER_BIAS: _HEAD_BIAS} if tied else {}
+
+
+def filled(options: Options) -> Mapping[str, tuple[int, ...]]:
+    """A pooler that a sentence's embedding does not read, and a bias that an untied head does not."""
+    width = options["hidden_size"]
+    if options.get("pooling"):
+        return {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
+    if options["architecture"] == "BertForMaskedLM" and not options["tie_word_embeddings"]:
+        return {_HEAD_BIAS: (options["vocab_size"],)}
+    return {}
 
 
 def rename(name: str) -> str:
@@ -120,7 +211,6 @@ def describe(plan: Plan) -> dict[str, Any]:
     tables, blocks = operators_of(plan, "embedding"), operators_of(plan, "post_norm_block")
     width, first = tables[0].sizes["D"], blocks[0]
     return {
-        "architecture": "BertModel",
         "vocab_size": tables[0].num_embeddings,
         "hidden_size": width,
         "num_hidden_layers": len(blocks),
@@ -130,24 +220,62 @@ def describe(plan: Plan) -> dict[str, Any]:
         "max_position_embeddings": operators_of(plan, "pos_embed")[0].max_len,
         "type_vocab_size": tables[-1].num_embeddings,
         "layer_norm_eps": first.eps,
-        "pooler": plan.nodes[-1].operator.name == "tanh",
+        "tie_word_embeddings": True,
+        "pooler": False,
+        **_described_ending(plan),
     }
 
 
-_PRETRAINING = tuple(
-    f"cls.{name}"
-    for name in (
-        "predictions.bias", "predictions.transform.dense.weight", "predictions.transform.dense.bias",
-        "predictions.transform.LayerNorm.weight", "predictions.transform.LayerNorm.bias",
-        "predictions.decoder.weight", "predictions.decoder.bias", "seq_relationship.weight", "seq_relationship.bias",
-    )
+def _described_ending(plan: Plan) -> dict[str, Any]:
+    """The class that a plan's last nodes belong to, and what is particular to it."""
+    last, names = plan.nodes[-1], [node.operator.name for node in plan.nodes]
+    if last.operator.name == "tanh":
+        return {"architecture": "BertModel", "pooler": True}
+    if last.operator.name == "post_norm_block":
+        return {"architecture": "BertModel"}
+    if last.operator.name in ("pool_tokens", "l2_norm"):
+        pooling = operators_of(plan, "pool_tokens")[-1]
+        normalize = last.operator.name == "l2_norm"
+        return {"architecture": "BertModel", "pooling": pooling.mode, "normalize": normalize}
+    if last.operator.name != "linear":
+        raise NotThisFamily(f"it ends with {last.operator.name}")
+    if "tanh" in names:
+        classes = operators_of(plan, "linear")[-1].sizes["D_out"]
+        return {
+            "architecture": "BertForSequenceClassification", "pooler": True, "num_labels": classes,
+            **class_names(classes),
+        }  # fmt: skip
+    return {"architecture": "BertForMaskedLM", "tie_word_embeddings": "weight" in last.tie}
+
+
+def observe(shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether there is a pooler, and how many classes there are."""
+    head = shapes.get("classifier.weight", ())
+    pooler = any(name.startswith("pooler.dense.") for name in shapes)
+    return {"pooler": pooler, "num_labels": head[0] if len(head) == 2 else 1}
+
+
+_PRETRAINING = (
+    *(
+        f"{_HEAD}.{name}"
+        for name in (
+            "bias", "transform.dense.weight", "transform.dense.bias", "transform.LayerNorm.weight",
+            "transform.LayerNorm.bias", "decoder.weight", "decoder.bias",
+        )
+    ),
+    "cls.seq_relationship.weight",
+    "cls.seq_relationship.bias",
 )  # fmt: skip
+"""Heads of which the encoder alone is imported; those of the imported class are not left out."""
 
 BERT = Family(
     model_type="bert",
     prefix="bert",
-    # Of a model for pre-training the encoder is imported, as BertModel.from_pretrained does.
-    architectures=dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForPreTraining"), "BertModel"),
+    # Of a model with both heads of pre-training the encoder is imported, as BertModel.from_pretrained does.
+    architectures={
+        **{name: name for name in ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")},
+        "BertForPreTraining": "BertModel",
+    },
     base_architectures=frozenset(["BertModel"]),
     default_architecture="BertModel",
     settings=SETTINGS,
@@ -155,7 +283,14 @@ BERT = Family(
     rows=rows,
     layers=lambda options: options["num_hidden_layers"],
     describe=describe,
-    unread=("embeddings.position_ids", "embeddings.token_type_ids", *_PRETRAINING),
-    observe=lambda shapes: {"pooler": "pooler.dense.weight" in shapes},
+    unread=(
+        "embeddings.position_ids", "embeddings.token_type_ids", "pooler.dense.weight", "pooler.dense.bias",
+        *_PRETRAINING,
+    ),
+    written=frozenset(["id2label", "label2id"]),
+    observe=observe,
     rename=rename,
-)
+    aliases=aliases,
+    filled=filled,
+    sentences=True,
+)  # fmt: skip

@@ -1,36 +1,65 @@
-"""From a plan and its weights to a directory that ``transformers`` loads."""
+"""From a plan and its weights to a directory that ``transformers`` loads.
+
+Everything is written to a hidden directory inside the target first, which may fail without any harm. Only then
+is the target's ``config.json`` removed, without which nobody loads it; the weights of an earlier export are
+removed, the new files take their places by renaming, and the new ``config.json`` comes last. Killed at any
+moment, the directory is what it was, does not load, or is the new one; it is never a mixture that loads.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from isomorph.checkpoints.families import Match, recognize
-from isomorph.checkpoints.family import Handled, each_layer, to_theirs
-from isomorph.checkpoints.source import CONFIGURATION, SAFETENSORS
-from isomorph.errors import IsomorphError
+from isomorph.checkpoints.family import Family, Handled, Row, each_layer, nested, their_shape, to_theirs
+from isomorph.checkpoints.notes import TOKEN_IDS, class_names_of, token_id_of
+from isomorph.checkpoints.sentence import MODULES, write_sentence
+from isomorph.checkpoints.source import CONFIGURATION, SAFETENSORS, TOKENIZER
+from isomorph.errors import IsomorphError, shorten
 from isomorph.paths import path_text
-from isomorph.plan import Plan
-from isomorph.weights.atomic import atomic_write
+from isomorph.plan import DTYPE_BYTES, Plan
+from isomorph.weights.atomic import atomic_write, sync_directory
 from isomorph.weights.convert import owned_weights, to_array
 from isomorph.weights.file import write_safetensors
 
+INDEX = f"{SAFETENSORS}.index.json"
+MOST_SHARD_BYTES = 5_000_000_000
+_SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
+
 
 def export_checkpoint(
-    directory: str | bytes | os.PathLike[str] | os.PathLike[bytes], plan: Plan, weights: Mapping[str, Any]
+    directory: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    plan: Plan,
+    weights: Mapping[str, Any],
+    *,
+    max_shard_bytes: int = MOST_SHARD_BYTES,
+    notes: Mapping[str, Any] | None = None,
+    tokenizer: bytes | None = None,
 ) -> str:
-    """Write ``config.json`` and ``model.safetensors``, from which ``from_pretrained`` makes the same network.
+    """Write ``config.json`` and the weights, from which ``from_pretrained`` makes the same network.
 
     The plan need not have been imported: it is compared with the definition of each family, whatever its
-    nodes are called. Dropout is written as 0, and names of tokens and classes are not known here.
+    nodes are called. Dropout is written as 0. Weights of an earlier export in the directory are removed; the
+    module's docstring says in which order, and what a killed process leaves.
 
     Args:
-        directory: where to write; made if it is missing. Files of these names in it are replaced.
+        directory: where to write; made if it is missing.
         plan: the network.
         weights: arrays by parameter path, such as a backend's ``weights(model)``.
+        max_shard_bytes: weights that take more are cut in files of at most so many bytes of arrays, with an
+            index; a larger array has a file for itself.
+        notes: ids of special tokens and names of classes, as :func:`isomorph.weights.file.load_notes` gives
+            them; those that do not fit the network are left out, as if they were not known.
+        tokenizer: the content of a ``tokenizer.json`` to write beside; one that is there is kept without it.
 
     Returns:
         The class of ``transformers`` that loads it, such as ``GPT2LMHeadModel``.
@@ -39,33 +68,119 @@ def export_checkpoint(
         IsomorphError: E_CHECKPOINT when the plan is not laid out as any known family, with what is in the
             way, or the directory cannot be written; E_WEIGHTS when the arrays are not the plan's.
     """
+    if type(max_shard_bytes) is not int or max_shard_bytes < 1:
+        raise IsomorphError(
+            "E_ARGUMENT", f"max_shard_bytes must be an integer from 1, got {shorten(max_shard_bytes)}"
+        )
     match = recognize(plan)
     found = {path: to_array(path, array) for path, array in owned_weights(plan, weights).items()}
-    family, options = match.family, match.options
-    bare = options["architecture"] in family.base_architectures
-    tensors = {}
-    for row in each_layer(family.rows(options), family.layers(options)):
-        ours = [match.ours[path] for path in row.ours]
-        if ours[0] in plan.ties:
-            continue  # their loader ties it again
-        prefix = "" if bare or row.head else family.prefix + "."
-        tensors[prefix + row.theirs] = to_theirs(row, [found[path] for path in ours])
     target = Path(path_text(directory, "the directory's path"))
+    text = json.dumps(_configuration(plan, match, notes or {}), indent=2, sort_keys=True) + "\n"
+    staged = target / f".export.{secrets.token_hex(8)}.tmp"
     try:
         target.mkdir(parents=True, exist_ok=True)
+        staged.mkdir()
+        try:
+            _write_weights(staged, plan, match, found, max_shard_bytes)
+            if pooling := match.options.get("pooling"):
+                write_sentence(staged, pooling, match.options["normalize"], match.options["hidden_size"])
+            if tokenizer is not None:
+                atomic_write(staged / TOKENIZER, tokenizer)
+            atomic_write(staged / CONFIGURATION, text.encode())
+            _replace(staged, target)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     except OSError as error:
         raise IsomorphError(
             "E_CHECKPOINT", f"cannot write {target}: {error.strerror or error}", hints=["choose a directory"]
         ) from error
-    # The weights first: a directory with a configuration is complete.
-    write_safetensors(target / SAFETENSORS, tensors, {"format": "pt"})
-    text = json.dumps(_configuration(plan, match), indent=2, sort_keys=True) + "\n"
-    atomic_write(target / CONFIGURATION, text.encode())
-    return options["architecture"]
+    return match.options["architecture"]
 
 
-def _configuration(plan: Plan, match: Match) -> dict[str, Any]:
-    """The configuration's file: what the definition follows, nothing that is not known."""
+def _replace(staged: Path, target: Path) -> None:
+    """Put the written files in the place of an earlier export's."""
+    (target / CONFIGURATION).unlink(missing_ok=True)
+    sync_directory(target)
+    for file in target.iterdir():
+        if file.name in (SAFETENSORS, INDEX, MODULES) or _SHARD.fullmatch(file.name):
+            file.unlink()
+    for file in sorted(staged.iterdir()):
+        if file.is_dir():
+            (target / file.name).mkdir(exist_ok=True)
+            for inner in file.iterdir():
+                os.replace(inner, target / file.name / inner.name)
+        elif file.name != CONFIGURATION:
+            os.replace(file, target / file.name)
+    sync_directory(target)
+    os.replace(staged / CONFIGURATION, target / CONFIGURATION)
+    sync_directory(target)
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+def _write_weights(
+    directory: Path, plan: Plan, match: Match, weights: Mapping[str, np.ndarray], most: int
+) -> None:
+    """One file, or several and an index; a file's tensors are in memory while it is written."""
+    family, options = match.family, match.options
+    rows = {
+        _name(family, options, row): row
+        for row in each_layer(family.rows(options), family.layers(options))
+        if match.ours[row.ours[0]] not in plan.ties  # their loader ties it again
+    }
+    zeros = family.filled(options)
+
+    def make(name: str) -> np.ndarray:
+        if name in zeros:
+            return np.zeros(zeros[name], next(iter(weights.values())).dtype)
+        return to_theirs(rows[name], [weights[match.ours[path]] for path in rows[name].ours])
+
+    sizes = {
+        name: _bytes(plan, their_shape(row, [weights[match.ours[path]].shape for path in row.ours]))
+        for name, row in rows.items()
+    } | {name: _bytes(plan, shape) for name, shape in zeros.items()}
+    shards = _shards(sizes, most)
+    if len(shards) == 1:
+        write_safetensors(directory / SAFETENSORS, {name: make(name) for name in shards[0]}, {"format": "pt"})
+        return
+    places = {}
+    for i, names in enumerate(shards, 1):
+        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        write_safetensors(directory / file, {name: make(name) for name in names}, {"format": "pt"})
+        places |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+    atomic_write(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+
+
+def _name(family: Family, options: Mapping[str, Any], row: Row) -> str:
+    """A tensor's whole name: with the base model's prefix unless it is the base model, or outside of it."""
+    bare = options["architecture"] in family.base_architectures
+    return row.theirs if bare or row.head else f"{family.prefix}.{row.theirs}"
+
+
+def _bytes(plan: Plan, shape: Sequence[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * DTYPE_BYTES[plan.dtype]
+
+
+def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Names in their order, cut before the one that would make a file too large."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if shards[-1] and held + size > most:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += size
+    return shards
+
+
+# -- configuration -------------------------------------------------------------------------------
+
+
+def _configuration(plan: Plan, match: Match, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration's file: what the definition follows and what the notes tell, nothing else."""
     family, options = match.family, match.options
     written = {
         key: value
@@ -73,9 +188,12 @@ def _configuration(plan: Plan, match: Match) -> dict[str, Any]:
         if key not in ("architecture", *family.unwritten)
         and (isinstance(family.settings.get(key), Handled) or key in family.written)
     }
+    if "id2label" in written and (names := class_names_of(notes, len(written["id2label"]))):
+        written |= {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
     dropouts = {key: 0.0 for key in family.settings if key.endswith(("dropout", "_pdrop", "dropout_prob"))}
-    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) if family.has_tokens else {}
-    return {
+    count = options.get("vocab_size", 0)
+    tokens = {key: token_id_of(notes, key, count) for key in TOKEN_IDS} if family.has_tokens else {}
+    return nested({
         "architectures": [options["architecture"]], "model_type": family.model_type, "dtype": plan.dtype,
         **dropouts, **tokens, **written,
-    }  # fmt: skip
+    })  # fmt: skip

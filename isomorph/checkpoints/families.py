@@ -5,17 +5,35 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from isomorph.checkpoints.bert import BERT
-from isomorph.checkpoints.dinov2 import DINOV2
+from isomorph.checkpoints.clip import CLIP, CLIP_TEXT, CLIP_VISION
+from isomorph.checkpoints.dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from isomorph.checkpoints.family import Family, NotThisFamily
 from isomorph.checkpoints.gpt2 import GPT2
-from isomorph.checkpoints.llama import LLAMA, MISTRAL, QWEN2
+from isomorph.checkpoints.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2
 from isomorph.checkpoints.vit import DEIT, VIT
+from isomorph.checkpoints.whisper import WHISPER
 from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
 from isomorph.resolver.resolve import resolve
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, BERT, VIT, DEIT, DINOV2)
+    family.model_type: family
+    for family in (
+        GPT2,
+        LLAMA,
+        MISTRAL,
+        MINISTRAL,
+        QWEN2,
+        BERT,
+        VIT,
+        DEIT,
+        DINOV2,
+        DINOV2_WITH_REGISTERS,
+        WHISPER,
+        CLIP,
+        CLIP_TEXT,
+        CLIP_VISION,
+    )
 }
 """In the order in which a plan is compared with them."""
 
@@ -78,7 +96,7 @@ def _difference(plan: Plan, family: Plan, ours: Node, theirs: Node) -> str:
         return f"is {a.name} where {b.name} is expected"
     for argument, value in a.argument_values.items():
         expected = b.argument_values[argument]
-        if value != expected and argument not in ("dropout", "layer_scale_init"):
+        if value != expected and argument not in ("dropout", "layer_scale_init", "init_values"):
             return f"has {argument}={value!r} where {expected!r} is expected"
     shapes = [{path: spec.shape for path, spec in each.all_parameters.items()} for each in (a, b)]
     if shapes[0] != shapes[1]:

@@ -3,7 +3,8 @@
 A family says each thing once, and it serves both directions: :class:`Row` relates one of their tensors to
 parameters of the plan and states the order of axes; :class:`Family.settings` lists every configuration key
 as handled, ignored with a reason, or held to the values that the definition can express. Any other key is
-refused by name, for a key that nobody read may change the numbers.
+refused by name, for a key that nobody read may change the numbers. A key of an object inside the
+configuration has that object's name and a dot before it: ``text_config.hidden_size``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isomorph.errors import shorten
-from isomorph.plan import Plan
+from isomorph.plan import Node, Plan
 
 Options = Mapping[str, Any]
 """A configuration with every handled key present, under their names; and ``architecture``."""
@@ -26,6 +27,8 @@ REQUIRED: Any = object()
 
 SAME, TRANSPOSED, BATCHED = "same", "transposed", "batched"
 """How their axes lie: as in the plan; ``[in, out]`` for the plan's ``[out, in]``; behind an axis of 1."""
+SCALAR, VECTOR = "scalar", "vector"
+"""Fewer axes than in the plan: none for the plan's ``[1]``; ``[D]`` for the plan's ``[1, 1, D]``."""
 
 
 class Handled(NamedTuple):
@@ -98,8 +101,14 @@ class Family:
         unwritten: older spellings of handled keys, which are read alone.
         has_tokens: whether its configuration names special tokens.
         observe: facts that only the tensors' shapes tell, as further options.
+        update: an older form of the configuration to the present one.
         rename: an older name of a tensor to the present one.
         problems: what cannot be expressed because of several keys together.
+        aliases: names of tensors that are copies of another in their class, each with the one that is read.
+        filled: shapes of tensors that their class has and the plan has not, written as zeros, by whole name.
+        disagreements: what keys and observed facts together cannot be; the options have both.
+        sentences: whether the definition follows ``pooling`` and ``normalize``, which a directory of
+            sentence-transformers has.
     """
 
     model_type: str
@@ -117,8 +126,13 @@ class Family:
     unwritten: frozenset[str] = frozenset()
     has_tokens: bool = True
     observe: Callable[[Mapping[str, Sequence[int]]], dict[str, Any]] = lambda shapes: {}
+    update: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda configuration: configuration
     rename: Callable[[str], str] = lambda name: name
     problems: Callable[[Options], list[str]] = field(default=lambda options: [])
+    aliases: Callable[[Options], Mapping[str, str]] = field(default=lambda options: {})
+    filled: Callable[[Options], Mapping[str, tuple[int, ...]]] = field(default=lambda options: {})
+    disagreements: Callable[[Options], list[str]] = field(default=lambda options: [])
+    sentences: bool = False
 
 
 _GENERATION = Ignored("about generating text, not about the network")
@@ -137,8 +151,23 @@ COMMON: dict[str, Handled | Ignored | Only] = {
         ),
         _GENERATION,
     ),
+    # What files of older versions carry along, in the objects of a model of two towers too.
     **dict.fromkeys(
-        ("initializer_range", "initializer_factor", "gradient_checkpointing", "problem_type", "finetuning_task"),
+        (
+            "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+            "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
+            "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size",
+            "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values",
+            "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature",
+            "tokenizer_class", "top_k", "top_p", "typical_p",
+        ),
+        _GENERATION,
+    ),
+    **dict.fromkeys(
+        (
+            "initializer_range", "initializer_factor", "gradient_checkpointing", "problem_type",
+            "finetuning_task", "dropout",
+        ),
         _TRAINING,
     ),
     **dict.fromkeys(("id2label", "label2id"), Ignored("names of classes; the head's shape has their number")),
@@ -164,10 +193,49 @@ def dropout(*keys: str) -> dict[str, Ignored]:
     return dict.fromkeys(keys, _TRAINING)
 
 
+def known_keys(family: Family) -> dict[str, Handled | Ignored | Only]:
+    """Every key that a configuration may have; the objects inside it may have the common ones too."""
+    inner = {f"{group}.{key}": setting for group in _groups(family) for key, setting in COMMON.items()}
+    return {**COMMON, **inner, **family.settings}
+
+
+def _groups(family: Family) -> list[str]:
+    """The names of the objects inside a configuration."""
+    return list(dict.fromkeys(key.partition(".")[0] for key in family.settings if "." in key))
+
+
+def _flat(family: Family, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A configuration with the keys of its objects behind their names, and what is wrong with those objects."""
+    groups, found, problems = _groups(family), dict[str, Any](), list[str]()
+    for key, value in family.update(configuration).items():
+        if "." in key:  # it would pass for an object's
+            problems.append(f"{key}: unknown key, got {shorten(value)}")
+        elif key not in groups:
+            found[key] = value
+        elif isinstance(value, dict):
+            found |= {f"{key}.{inner}": each for inner, each in value.items()}
+        elif value is not None:
+            problems.append(f"{key}: expected an object, got {shorten(value)}")
+    return found, problems
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with its objects as a file has them."""
+    found: dict[str, Any] = {}
+    for key, value in flat.items():
+        group, dot, inner = key.partition(".")
+        if dot:
+            found.setdefault(group, {})[inner] = value
+        else:
+            found[key] = value
+    return found
+
+
 def read_options(family: Family, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The options of a configuration, and a line for everything in it that cannot be followed."""
-    settings = {**COMMON, **family.settings}
-    problems = [
+    settings = known_keys(family)
+    configuration, problems = _flat(family, configuration)
+    problems += [
         f"{key}: unknown key, got {shorten(configuration[key])}"
         for key in configuration
         if key not in settings
@@ -220,6 +288,8 @@ def is_positive(value: Any) -> bool:
 
 def their_shape(row: Row, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The shape of their tensor when the plan's parameters have ``shapes``."""
+    if row.order in (SCALAR, VECTOR):
+        return () if row.order == SCALAR else (shapes[0][-1],)
     joined = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     if row.order == BATCHED:
         return (1, *joined)
@@ -228,7 +298,9 @@ def their_shape(row: Row, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 def to_plan(row: Row, theirs: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
     """The plan's parameters in one of their tensors, of ``sizes`` along the first axis."""
-    if row.order == BATCHED:
+    if row.order in (SCALAR, VECTOR):
+        theirs = theirs.reshape((1,) if row.order == SCALAR else (1, 1, -1))
+    elif row.order == BATCHED:
         theirs = theirs[0]
     elif row.order == TRANSPOSED:
         theirs = theirs.T
@@ -242,6 +314,8 @@ def to_plan(row: Row, theirs: np.ndarray, sizes: Sequence[int]) -> list[np.ndarr
 def to_theirs(row: Row, ours: Sequence[np.ndarray]) -> np.ndarray:
     """Their tensor from the plan's parameters."""
     joined = ours[0] if len(ours) == 1 else np.concatenate(ours)
+    if row.order in (SCALAR, VECTOR):
+        return joined.reshape(() if row.order == SCALAR else (-1,))
     if row.order == BATCHED:
         return joined[None]
     return np.ascontiguousarray(joined.T) if row.order == TRANSPOSED else joined
@@ -269,7 +343,13 @@ def affine(theirs: str, ours: str, order: str = SAME, *, bias: bool = True, head
 # -- reading a plan ------------------------------------------------------------------------------
 
 
-def operators_of(plan: Plan, operator: str) -> list[Any]:
+class Part(NamedTuple):
+    """Some of a plan's nodes, in order, which are read as a plan is."""
+
+    nodes: Sequence[Node]
+
+
+def operators_of(plan: Plan | Part, operator: str) -> list[Any]:
     """Every call of an operator, with its arguments; NotThisFamily when there is none."""
     found = [node.operator for node in plan.nodes if node.operator.name == operator]
     if not found:

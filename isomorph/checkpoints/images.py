@@ -33,7 +33,7 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
 }
 
 
-def _pair(options: Options, key: str) -> tuple[int, int]:
+def pair(options: Options, key: str) -> tuple[int, int]:
     """A height and width; ValueError unless it is one integer or two."""
     value = options[key]
     sides = [value, value] if type(value) is int else value
@@ -45,7 +45,7 @@ def _pair(options: Options, key: str) -> tuple[int, int]:
 def problems(options: Options) -> list[str]:
     """Sizes that make no grid of patches."""
     try:
-        (height, width), (rows, columns) = _pair(options, "image_size"), _pair(options, "patch_size")
+        (height, width), (rows, columns) = pair(options, "image_size"), pair(options, "patch_size")
     except ValueError as problem:
         return [str(problem)]
     if rows != columns:
@@ -57,20 +57,47 @@ def problems(options: Options) -> list[str]:
 
 def tokens(options: Options, extra: int) -> int:
     """How many positions there are: one for each patch, and those put in front."""
-    (height, width), (patch, _) = _pair(options, "image_size"), _pair(options, "patch_size")
+    (height, width), (patch, _) = pair(options, "image_size"), pair(options, "patch_size")
     return (height // patch) * (width // patch) + extra
 
 
-def stem(options: Options, stack: PreNorm, distilled: bool = False) -> str:
-    """The text from the image to the encoder's input."""
-    (height, width), (patch, _) = _pair(options, "image_size"), _pair(options, "patch_size")
+def stem(options: Options, stack: PreNorm, distilled: bool = False, registers: int = 0) -> str:
+    """The text from the image to the encoder's input: the class token first, then registers, then patches."""
+    (height, width), (patch, _) = pair(options, "image_size"), pair(options, "patch_size")
     second = 'cls_token(name="distillation")\n' if distilled else ""
+    if registers:  # after the positions, which they have none of
+        positions = (
+            f'pos_embed({tokens(options, 1)}, name="positions")\n'
+            "token, patches = split(1)\n"
+            f'after = register_tokens(patches, {registers}, name="registers")\n'
+            f"{stack.entry}concat(token, after)\n\n"
+        )
+    else:
+        positions = f'{stack.entry}pos_embed({tokens(options, 1 + distilled)}, name="positions")\n\n'
     return (
         f'input("B", {options["num_channels"]}, {height}, {width})\n\n'
         f'patch_embed({options["hidden_size"]}, patch_size={patch}, name="patches")'
         f"   # {height // patch} x {width // patch} patches\n"
         f'{second}cls_token(name="cls")\n'
-        f'{stack.entry}pos_embed({tokens(options, 1 + distilled)}, name="positions")\n\n'
+        f"{positions}"
+    )
+
+
+def class_head(classes: int) -> str:
+    """The text of a classifier that reads the class token, from the tokens that are current."""
+    return f'pool_tokens("first")   # the class token\nlinear({classes}, name="head")\n\noutput("B", {classes})\n'
+
+
+def teacher_head(classes: int) -> str:
+    """The text of DeiT's two classifiers, from the tokens called ``features``; their answers are averaged."""
+    return (
+        "token, rest = split(features, 1)\n"
+        "a = pool_tokens(token)                   # the class token\n"
+        f'label = linear(a, {classes}, name="head")\n'
+        'b = pool_tokens(rest, "first")           # the distillation token\n'
+        f'teacher = linear(b, {classes}, name="teacher_head")\n'
+        "add(label, teacher)\nscale(0.5)\n\n"
+        f'output("B", {classes})\n'
     )
 
 
@@ -97,10 +124,19 @@ def attention_rows(attention: str, bias: bool) -> list[Row]:
     ]
 
 
+def gated_rows(inner: str, outer: str, ffn: str) -> list[Row]:
+    """A gated feed-forward whose gate and other map are one tensor, the gate first."""
+    return [
+        *(Row(f"{inner}.{part}", (f"{ffn}.gate.{part}", f"{ffn}.up.{part}")) for part in ("weight", "bias")),
+        *affine(outer, f"{ffn}.down"),
+    ]
+
+
 def describe_image(plan: Plan) -> dict[str, Any]:
     """The options of the stem."""
     patches = operators_of(plan, "patch_embed")[0]
-    shape = plan.values[plan.inputs[0][1]].shape
+    cut = next(node for node in plan.nodes if node.operator is patches)
+    shape = plan.values[cut.inputs[0][1]].shape
     if len(shape) != 4 or not all(type(size) is int for size in shape[1:]):
         raise NotThisFamily("its image has an open size")
     _, channels, height, width = shape

@@ -11,7 +11,10 @@ import numpy as np
 
 from isomorph.checkpoints.families import FAMILIES
 from isomorph.checkpoints.family import Family, Row, each_layer, read_options, their_shape, to_plan
+from isomorph.checkpoints.hub import local_directory
+from isomorph.checkpoints.sentence import MODULES, read_sentence
 from isomorph.checkpoints.source import CONFIGURATION, Checkpoint, Tensor, open_checkpoint
+from isomorph.checkpoints.timm import TIMM
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.resolver.dimensions import show_shape
@@ -30,7 +33,8 @@ def import_checkpoint(
 
     Args:
         path: a directory with ``config.json`` and ``model.safetensors`` (or parts of it with an index, or
-            ``pytorch_model.bin``, for which PyTorch must be installed).
+            ``pytorch_model.bin``, for which PyTorch must be installed), or ``hf:owner/name`` for a model on
+            the hub, ``hf:owner/name@revision`` for one state of it.
         dtype: the plan's compute dtype and the weights' dtype; that of the tensors where omitted, and the
             widest where they differ.
 
@@ -40,16 +44,17 @@ def import_checkpoint(
     Raises:
         IsomorphError: E_CHECKPOINT when the directory cannot be read, its family is not known, or its
             configuration asks for something that cannot be expressed; E_WEIGHTS when the tensors are not
-            those of the configuration; E_BACKEND when a pickle needs PyTorch.
+            those of the configuration; E_BACKEND when a pickle needs PyTorch, or the hub its client.
     """
     if dtype is not None and dtype not in DTYPE_BYTES:
         raise IsomorphError(
             "E_ARGUMENT", f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {shorten(dtype)}"
         )
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(local_directory(path))
     family = _family(checkpoint)
     tensors = _named(family, checkpoint.tensors)
     options = _options(family, checkpoint, tensors)
+    tensors = _without_copies(family, options, tensors)
     # The configuration's sizes first: a hostile one is refused by the resolver's limits.
     plan = _resolved(checkpoint, family.definition(options), dtype or _dtype(family, tensors))
     rows = each_layer(family.rows(options), family.layers(options))
@@ -72,7 +77,9 @@ def _family(checkpoint: Checkpoint) -> Family:
     model_type = checkpoint.configuration.get("model_type")
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
-    known = ", ".join(FAMILIES)
+    if model_type is None and "architecture" in checkpoint.configuration:
+        return TIMM
+    known = ", ".join([*FAMILIES, TIMM.model_type])
     hints = did_you_mean(model_type, FAMILIES) if isinstance(model_type, str) else []
     raise IsomorphError(
         "E_CHECKPOINT",
@@ -109,7 +116,47 @@ def _options(family: Family, checkpoint: Checkpoint, tensors: Mapping[str, Tenso
             hints=problems[:_MOST_LISTED],
         )
     facts = family.observe({name: tensor.shape for name, tensor in tensors.items()})
-    return {**options, "architecture": architecture, **facts}
+    if problems := family.disagreements({**options, **facts}):
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{checkpoint.directory / CONFIGURATION}: this {family.model_type} cannot be followed",
+            hints=problems[:_MOST_LISTED],
+        )
+    return {**options, "architecture": architecture, **facts, **_pooling(family, checkpoint, options)}
+
+
+def _pooling(family: Family, checkpoint: Checkpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    """How a sentence's embedding is made, where the directory is one of sentence-transformers."""
+    found = read_sentence(checkpoint.directory, options.get("hidden_size"))
+    if found and not family.sentences:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{checkpoint.directory / MODULES} asks for embeddings of sentences, "
+            f"which are not made by {family.model_type} here",
+            hints=[f"without {MODULES} the network alone is imported"],
+        )
+    # Its loader makes the base model, whatever class the configuration names.
+    return {**found, "architecture": family.default_architecture} if found else {}
+
+
+def _without_copies(
+    family: Family, options: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors with each copy in its original's place; E_WEIGHTS when the two differ."""
+    found = dict(tensors)
+    for copy, original in family.aliases(options).items():
+        if copy not in found:
+            continue
+        tensor = found.pop(copy)
+        other = found.setdefault(original, tensor)
+        readable = tensor.dtype in DTYPE_BYTES and other.dtype in DTYPE_BYTES  # others are reported later
+        if other is not tensor and readable and not np.array_equal(tensor.read(), other.read()):
+            raise IsomorphError(
+                "E_WEIGHTS",
+                f"{original} and {copy} in {tensor.file} are one tensor in {options['architecture']}, "
+                "but they differ",
+            )
+    return found
 
 
 def _dtype(family: Family, tensors: Mapping[str, Tensor]) -> str:

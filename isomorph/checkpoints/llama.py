@@ -1,12 +1,13 @@
-"""LLaMA (Touvron et al., 2023) and the families of the same layout: Mistral, Qwen2.
+"""LLaMA (Touvron et al., 2023) and the families of the same layout: Mistral, Ministral, Qwen2.
 
-They differ in which biases there are and in the window, and each in its configuration's keys. Rotary
+They differ in which biases there are and in the windows, and each in its configuration's keys. Layers with
+and without a window stand in loops of their own. Rotary
 positions pair feature i with i + d/2, which is the layout of these checkpoints (Meta's own files are permuted).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from isomorph.checkpoints.blocks import number
 from isomorph.checkpoints.family import (
@@ -23,14 +24,16 @@ from isomorph.checkpoints.family import (
     operators_of,
 )
 from isomorph.errors import shorten
-from isomorph.operators.rotary import LLAMA3_HIGH_FACTOR, LLAMA3_LOW_FACTOR, LLAMA3_ORIGINAL_LENGTH
+from isomorph.operators.rotary import LLAMA3_BANDS
 from isomorph.plan import Plan
 
-_LLAMA3 = {
-    "low_freq_factor": LLAMA3_LOW_FACTOR,
-    "high_freq_factor": LLAMA3_HIGH_FACTOR,
-    "original_max_position_embeddings": LLAMA3_ORIGINAL_LENGTH,
+_BANDS = {
+    "low_freq_factor": "rope_low_factor",
+    "high_freq_factor": "rope_high_factor",
+    "original_max_position_embeddings": "rope_original_length",
 }
+"""Their names of llama3's limits, each with ours."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _BASE: dict[str, Handled | Ignored | Only] = {
     "vocab_size": Handled("int", 32000),
     "hidden_size": Handled("int", 4096),
@@ -64,11 +67,13 @@ MISTRAL_SETTINGS = {
     "head_dim": Handled("int", None, optional=True),
     "sliding_window": Handled("int", 4096, optional=True),
 }
+MINISTRAL_SETTINGS = {**MISTRAL_SETTINGS, "layer_types": Handled("any", None)}
 QWEN2_SETTINGS = {
     **_BASE,
     "vocab_size": Handled("int", 151936),
     "intermediate_size": Handled("int", 22016),
     "num_key_value_heads": Handled("int", 32, optional=True),
+    "head_dim": Handled("int", None, optional=True),
     "use_sliding_window": Handled("bool", False),
     "sliding_window": Handled("int", 4096, optional=True),
     "max_window_layers": Handled("any", 28),
@@ -77,8 +82,17 @@ QWEN2_SETTINGS = {
 }
 
 
-def _rope(options: Options) -> tuple[float, str, float]:
-    """Base, scaling and factor of the rotary positions; ValueError with what cannot be followed.
+class _Rope(NamedTuple):
+    """Base, scaling and factor of the rotary positions, and llama3's limits."""
+
+    theta: float
+    scaling: str
+    scale: float
+    bands: tuple[float, float, int]
+
+
+def _rope(options: Options) -> _Rope:
+    """The rotary positions; ValueError with what cannot be followed.
 
     Newer files have them in ``rope_parameters``, older ones in ``rope_theta`` and ``rope_scaling``.
     """
@@ -94,47 +108,91 @@ def _rope(options: Options) -> tuple[float, str, float]:
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope_type: expected 'default' or 'linear' or 'llama3', got {shorten(kind)}")
     factor = 1.0 if kind == "default" else given.pop("factor", None)
-    for key, expected in _LLAMA3.items() if kind == "llama3" else ():
-        value = given.pop(key, None)
-        if value != expected:
-            raise ValueError(f"{key}: expected {expected} (LLaMA 3.1's band limits), got {shorten(value)}")
-    if given.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor: expected 1.0 (all features are rotated)")
+    bands = _bands(given) if kind == "llama3" else LLAMA3_BANDS
+    if (part := given.pop("partial_rotary_factor", 1.0)) != 1.0:
+        raise ValueError(
+            f"partial_rotary_factor: expected 1.0 (all features are rotated), got {shorten(part)}"
+        )
     if given:
         name = next(iter(given))
         raise ValueError(f"{name}: unknown key of the rotary positions, got {shorten(given[name])}")
     for key, value in (("rope_theta", theta), ("factor", factor)):
         if not is_positive(value):
             raise ValueError(f"{key}: expected a number above 0, got {shorten(value)}")
-    return float(theta), {"default": "none"}.get(kind, kind), float(factor or 1.0)
+    return _Rope(float(theta), {"default": "none"}.get(kind, kind), float(factor or 1.0), bands)
 
 
-def _window(options: Options) -> int:
-    """Positions within reach, 0 for all; ValueError when layers differ."""
+def _bands(given: dict[str, Any]) -> tuple[float, float, int]:
+    """Takes llama3's limits out of the rotary positions."""
+    low, high, length = (given.pop(key, None) for key in _BANDS)
+    for key, value in zip(_BANDS, (low, high), strict=False):
+        if not is_positive(value):
+            raise ValueError(f"{key}: expected a number above 0, got {shorten(value)}")
+    if high <= low:
+        raise ValueError(f"high_freq_factor: expected more than low_freq_factor={low}, got {shorten(high)}")
+    if type(length) is not int or length < 1:
+        raise ValueError(
+            f"original_max_position_embeddings: expected an integer from 1, got {shorten(length)}"
+        )
+    return float(low), float(high), length
+
+
+class _Run(NamedTuple):
+    """Layers one after another with one window.
+
+    Attributes:
+        mark: what follows the name of each node, before the number in the loop.
+        layers: the numbers of the layers.
+        window: positions within reach, 0 for all.
+    """
+
+    mark: str
+    layers: range
+    window: int
+
+
+def _runs(options: Options) -> list[_Run]:
+    """The layers, cut where the window changes, and one run has no mark; ValueError with what cannot be followed."""
     window = options.get("sliding_window") or 0
-    if "use_sliding_window" not in options:
-        return window
-    window = window if options["use_sliding_window"] else 0
-    layers, first = options["num_hidden_layers"], options["max_window_layers"]
-    kinds = options["layer_types"]
-    if kinds is None:
-        if type(first) is not int:
-            raise ValueError(f"max_window_layers: expected an integer, got {shorten(first)}")
-        kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in (0, layers - 1)]
-    elif not isinstance(kinds, list) or len(kinds) != layers:
+    if not options.get("use_sliding_window", True):
+        window = 0
+    # No list of all layers where the configuration has none: their number is bounded only later.
+    cuts = _listed(options, window) if options.get("layer_types") is not None else _cut_once(options, window)
+    ends = [*(start for start, _ in cuts[1:]), options["num_hidden_layers"]]
+    return [
+        _Run("" if len(cuts) == 1 else f"{k}_", range(start, end), reach)
+        for k, ((start, reach), end) in enumerate(zip(cuts, ends, strict=True))
+    ]
+
+
+def _cut_once(options: Options, window: int) -> list[tuple[int, int]]:
+    """Where a run begins and its window: the first layers see everything, the others have the window."""
+    layers, first = options["num_hidden_layers"], options.get("max_window_layers", 0)
+    if type(first) is not int or first < 0:
+        raise ValueError(f"max_window_layers: expected an integer from 0, got {shorten(first)}")
+    if not window or first >= layers:
+        return [(0, 0)]
+    return [(0, 0), (first, window)] if first else [(0, window)]
+
+
+def _listed(options: Options, window: int) -> list[tuple[int, int]]:
+    """Where each run begins and its window, of a list of the layers' kinds."""
+    layers, kinds = options["num_hidden_layers"], options["layer_types"]
+    if not isinstance(kinds, list) or len(kinds) != layers:
         raise ValueError(f"layer_types: expected {layers} names, got {shorten(kinds)}")
-    if kinds == ["full_attention"] * len(kinds):
-        return 0
-    if kinds != ["sliding_attention"] * len(kinds) or not window:
-        key = "max_window_layers" if options["layer_types"] is None else "layer_types"
-        raise ValueError(f"{key}: expected all layers alike, got {shorten(options[key])}")
-    return window
+    for kind in kinds:
+        if kind not in (_FULL, _SLIDING):
+            raise ValueError(f"layer_types: expected {_FULL!r} or {_SLIDING!r}, got {shorten(kind)}")
+        if kind == _SLIDING and not window:
+            raise ValueError(f"layer_types: {_SLIDING!r} needs a sliding_window that is in use")
+    starts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+    return [(i, window if kinds[i] == _SLIDING else 0) for i in starts]
 
 
 def problems(options: Options) -> list[str]:
     """What several keys together ask for and the definition cannot say."""
     found = []
-    for check in (_rope, _window):
+    for check in (_rope, _runs):
         try:
             check(options)
         except ValueError as problem:
@@ -150,9 +208,9 @@ def _biases(options: Options) -> tuple[bool, bool, bool]:
     return attention, attention, options.get("mlp_bias", False)
 
 
-def _attention(options: Options) -> str:
+def _attention(options: Options, run: _Run) -> str:
     heads, kv_heads = options["num_attention_heads"], options["num_key_value_heads"]
-    head_dim, (theta, scaling, scale) = options.get("head_dim"), _rope(options)
+    head_dim, rope = options.get("head_dim"), _rope(options)
     inward, outward, _ = _biases(options)
     arguments = [f"{heads}"]
     if kv_heads and kv_heads != heads:
@@ -164,12 +222,30 @@ def _attention(options: Options) -> str:
         arguments.append("bias=False")
     elif not outward:
         arguments.append("out_bias=False")
-    arguments += ["rope=True", f"rope_theta={number(theta)}"]
-    if scaling != "none":
-        arguments += [f'rope_scaling="{scaling}"', f"rope_scale={number(scale)}"]
-    if window := _window(options):
-        arguments.append(f"window_size={window}")
-    return "".join(f"        {argument},\n" for argument in [*arguments, 'name="attention"'])
+    arguments += ["rope=True", f"rope_theta={number(rope.theta)}"]
+    if rope.scaling != "none":
+        arguments += [f'rope_scaling="{rope.scaling}"', f"rope_scale={number(rope.scale)}"]
+    for name, value, usual in zip(_BANDS.values(), rope.bands, LLAMA3_BANDS, strict=True):
+        if value != usual:
+            arguments.append(f"{name}={value!r}")
+    if run.window:
+        arguments.append(f"window_size={run.window}")
+    return "".join(f"        {argument},\n" for argument in [*arguments, f'name="attention{run.mark}"'])
+
+
+def _loop(options: Options, run: _Run) -> str:
+    """The layers of a run."""
+    eps, mlp_bias = number(options["rms_norm_eps"]), ", bias=True" if _biases(options)[2] else ""
+    return (
+        f"for _ in range({len(run.layers)}):\n"
+        f'    rms_norm(h, eps={eps}, name="attention_norm{run.mark}")\n'
+        f"    attended = attention(\n{_attention(options, run)}    )\n"
+        "    h = add(h, attended)\n\n"
+        f'    rms_norm(h, eps={eps}, name="ffn_norm{run.mark}")\n'
+        f'    gated = swiglu({options["intermediate_size"]}{mlp_bias}, name="ffn{run.mark}")'
+        "   # down(silu(gate(x)) * up(x))\n"
+        "    h = add(h, gated)\n\n"
+    )
 
 
 def definition(options: Options) -> str:
@@ -177,20 +253,13 @@ def definition(options: Options) -> str:
     vocabulary, width, eps = options["vocab_size"], options["hidden_size"], number(options["rms_norm_eps"])
     headed = options["architecture"].endswith("ForCausalLM")
     title = options["architecture"].removesuffix("ForCausalLM").removesuffix("Model")
-    mlp_bias = ", bias=True" if _biases(options)[2] else ""
     text = (
         f"# {title}: {options['num_hidden_layers']} layers of width {width}, {vocabulary:,} ids.\n"
         + ("" if headed else "# Features, without the head that scores ids.\n")
         + '\nids = input("B", "T", dtype="int64")   # any length: there is no table of positions\n\n'
         f'h = embedding({vocabulary}, {width}, name="tokens")\n\n'
-        f"for _ in range({options['num_hidden_layers']}):\n"
-        f'    rms_norm(h, eps={eps}, name="attention_norm")\n'
-        f"    attended = attention(\n{_attention(options)}    )\n"
-        "    h = add(h, attended)\n\n"
-        f'    rms_norm(h, eps={eps}, name="ffn_norm")\n'
-        f'    gated = swiglu({options["intermediate_size"]}{mlp_bias}, name="ffn")   # down(silu(gate(x)) * up(x))\n'
-        "    h = add(h, gated)\n\n"
-        f'rms_norm(h, eps={eps}, name="norm")\n'
+        + "".join(_loop(options, run) for run in _runs(options))
+        + f'rms_norm(h, eps={eps}, name="norm")\n'
     )
     if not headed:
         return f'{text}\noutput("B", "T", {width})\n'
@@ -203,21 +272,30 @@ def definition(options: Options) -> str:
 
 def rows(options: Options) -> list[Row]:
     """Their names, ours, and the order of axes."""
-    inward, outward, forward = _biases(options)
-    layer = "layers.{i}"
     headed = options["architecture"].endswith("ForCausalLM")
     return [
         Row("embed_tokens.weight", ("tokens.weight",)),
-        Row(f"{layer}.input_layernorm.weight", ("attention_norm{i}.weight",)),
-        *(row for p in "qkv"
-          for row in affine(f"{layer}.self_attn.{p}_proj", f"attention{{i}}.{p}_proj", bias=inward)),
-        *affine(f"{layer}.self_attn.o_proj", "attention{i}.o_proj", bias=outward),
-        Row(f"{layer}.post_attention_layernorm.weight", ("ffn_norm{i}.weight",)),
-        *(row for p in ("gate", "up", "down")
-          for row in affine(f"{layer}.mlp.{p}_proj", f"ffn{{i}}.{p}", bias=forward)),
+        *(row for run in _runs(options) for row in _run_rows(options, run)),
         Row("norm.weight", ("norm.weight",)),
         *([Row("lm_head.weight", ("head.weight",), head=True)] if headed else []),
-    ]  # fmt: skip
+    ]
+
+
+def _run_rows(options: Options, run: _Run) -> list[Row]:
+    inward, outward, forward = _biases(options)
+    found = []
+    for i, layer in enumerate(run.layers):
+        theirs, ours = f"layers.{layer}", f"{run.mark}{i}"
+        found += [
+            Row(f"{theirs}.input_layernorm.weight", (f"attention_norm{ours}.weight",)),
+            *(row for p in "qkv"
+              for row in affine(f"{theirs}.self_attn.{p}_proj", f"attention{ours}.{p}_proj", bias=inward)),
+            *affine(f"{theirs}.self_attn.o_proj", f"attention{ours}.o_proj", bias=outward),
+            Row(f"{theirs}.post_attention_layernorm.weight", (f"ffn_norm{ours}.weight",)),
+            *(row for p in ("gate", "up", "down")
+              for row in affine(f"{theirs}.mlp.{p}_proj", f"ffn{ours}.{p}", bias=forward)),
+        ]  # fmt: skip
+    return found
 
 
 def _described(plan: Plan, title: str) -> dict[str, Any]:
@@ -231,8 +309,8 @@ def _described(plan: Plan, title: str) -> dict[str, Any]:
     if first.rope_scaling != "none":
         rope |= {"rope_type": first.rope_scaling, "factor": first.rope_scale}
     if first.rope_scaling == "llama3":
-        rope |= _LLAMA3
-    longest = LLAMA3_ORIGINAL_LENGTH * max(1, int(first.rope_scale))
+        rope |= {theirs: getattr(first, ours) for theirs, ours in _BANDS.items()}
+    longest = first.rope_original_length * max(1, int(first.rope_scale))
     return {
         "architecture": f"{title}ForCausalLM" if headed else f"{title}Model",
         "vocab_size": table.num_embeddings,
@@ -241,6 +319,7 @@ def _described(plan: Plan, title: str) -> dict[str, Any]:
         "num_hidden_layers": len(attention),
         "num_attention_heads": first.heads,
         "num_key_value_heads": first.kv_heads or first.heads,
+        "head_dim": first.head_dim or width // first.heads,
         "rms_norm_eps": norm.eps,
         "tie_word_embeddings": headed and "weight" in last.tie,
         "rope_parameters": rope,
@@ -255,31 +334,38 @@ def _describe_llama(plan: Plan) -> dict[str, Any]:
     first = operators_of(plan, "attention")[0]
     return {
         **options,
-        "head_dim": first.head_dim or options["hidden_size"] // first.heads,
         "attention_bias": first.bias and first.qkv_bias and first.out_bias,
         "mlp_bias": operators_of(plan, "swiglu")[0].bias,
     }
 
 
 def _describe_mistral(plan: Plan) -> dict[str, Any]:
-    options = _described(plan, "Mistral")
     first = operators_of(plan, "attention")[0]
-    return {
-        **options,
-        "head_dim": first.head_dim or options["hidden_size"] // first.heads,
-        "sliding_window": first.window_size or None,
-    }
+    return {**_described(plan, "Mistral"), "sliding_window": first.window_size or None}
+
+
+def _described_windows(plan: Plan) -> dict[str, Any]:
+    """The layers with a window and those without; NotThisFamily when there are several windows."""
+    windows = [attention.window_size for attention in operators_of(plan, "attention")]
+    used = sorted({window for window in windows if window})
+    if len(used) > 1:
+        raise NotThisFamily(f"its attention has window_size={used[0]} and {used[1]}")
+    kinds = [_SLIDING if window else _FULL for window in windows]
+    return {"sliding_window": used[0] if used else None, "layer_types": kinds}
+
+
+def _describe_ministral(plan: Plan) -> dict[str, Any]:
+    return {**_described(plan, "Ministral"), **_described_windows(plan)}
 
 
 def _describe_qwen2(plan: Plan) -> dict[str, Any]:
-    first = operators_of(plan, "attention")[0]
-    window = bool(first.window_size)
+    windows = _described_windows(plan)
+    kinds = windows["layer_types"]
     return {
         **_described(plan, "Qwen2"),
-        "use_sliding_window": window,
-        "sliding_window": first.window_size or None,
-        "max_window_layers": 0 if window else len(operators_of(plan, "attention")),
-        "layer_types": None,
+        **windows,
+        "use_sliding_window": _SLIDING in kinds,
+        "max_window_layers": kinds.index(_SLIDING) if _SLIDING in kinds else len(kinds),
     }
 
 
@@ -297,7 +383,7 @@ def _family(model_type: str, title: str, settings: Any, describe: Any) -> Family
         layers=lambda options: options["num_hidden_layers"],
         describe=describe,
         written=frozenset(["max_position_embeddings"]),
-        unwritten=frozenset(["rope_scaling", "rope_theta", "layer_types"]),
+        unwritten=frozenset(["rope_scaling", "rope_theta"]),
         unread=("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),  # recomputed
         problems=problems,
     )
@@ -305,4 +391,5 @@ def _family(model_type: str, title: str, settings: Any, describe: Any) -> Family
 
 LLAMA = _family("llama", "Llama", LLAMA_SETTINGS, _describe_llama)
 MISTRAL = _family("mistral", "Mistral", MISTRAL_SETTINGS, _describe_mistral)
+MINISTRAL = _family("ministral", "Ministral", MINISTRAL_SETTINGS, _describe_ministral)
 QWEN2 = _family("qwen2", "Qwen2", QWEN2_SETTINGS, _describe_qwen2)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CONFIGURATION = "config.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+TOKENIZER = "tokenizer.json"
 _MOST_JSON_BYTES = 64 << 20  # an index of the largest published models has a few megabytes
 Result = TypeVar("Result")
 _DTYPES = {code: name for name, code in CODES.items()}
@@ -60,12 +61,6 @@ def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -
             a file lies outside.
     """
     text = path_text(path, "the checkpoint's path")
-    if text.startswith("hf:"):
-        raise IsomorphError(
-            "E_CHECKPOINT",
-            f"{shorten(text)} names a model on the hub, and only local directories are read",
-            hints=[f"download it first, as in: hf download {text[3:][:200]} --local-dir DIR"],
-        )
     directory = Path(text)
     if not directory.is_dir():
         raise IsomorphError(
@@ -73,7 +68,7 @@ def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -
             f"{directory} is not a directory",
             hints=[f"give the directory that holds {CONFIGURATION} and {SAFETENSORS}"],
         )
-    configuration = _read_json(_inside(directory, CONFIGURATION))
+    configuration = configuration_of(directory)
     tensors: dict[str, Tensor] = {}
     for file, names in _files(directory).items():
         opened = _open_pickled(file) if file.suffix == ".bin" else _open_safetensors(file)
@@ -92,12 +87,15 @@ def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -
 
 
 def _files(directory: Path) -> dict[Path, set[str] | None]:
-    """The files that hold the tensors, each with the names that an index promises there."""
+    """The files that hold the tensors, each with the names that an index promises there.
+
+    One file comes before an index, and safetensors before pickles, as in the peer library.
+    """
     for name in (SAFETENSORS, PICKLED):
-        if (directory / f"{name}.index.json").exists():
-            return _indexed(directory, f"{name}.index.json")
         if os.path.lexists(directory / name):
-            return {_inside(directory, name): None}
+            return {inside(directory, name): None}
+        if os.path.lexists(directory / f"{name}.index.json"):
+            return _indexed(directory, f"{name}.index.json")
     raise IsomorphError(
         "E_CHECKPOINT",
         f"{directory} holds no weights",
@@ -106,25 +104,37 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
 
 
 def _indexed(directory: Path, index: str) -> dict[Path, set[str] | None]:
-    places = _read_json(_inside(directory, index)).get("weight_map")
+    places = _places(directory, index)
+    return {
+        inside(directory, file): {name for name, place in places.items() if place == file}
+        for file in indexed_names(directory, index)
+    }
+
+
+def _places(directory: Path, index: str) -> dict[str, str]:
+    places = read_json(inside(directory, index)).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(v, str) for v in places.values()):
         raise IsomorphError(
             "E_CHECKPOINT", f"{directory / index} has no weight_map from tensors' names to files' names"
         )
+    return places
+
+
+def indexed_names(directory: Path, index: str) -> list[str]:
+    """The names of the files that an index lists; E_CHECKPOINT for one that is not beside it."""
     suffix = ".safetensors" if index.startswith(SAFETENSORS) else ".bin"
-    found: dict[Path, set[str] | None] = {}
-    for file in sorted(set(places.values())):
-        if Path(file).name != file or "\\" in file or not file.endswith(suffix):
+    names = sorted(set(_places(directory, index).values()))
+    for file in names:
+        if Path(file).name != file or "\\" in file or "\0" in file or not file.endswith(suffix):
             raise IsomorphError(
                 "E_CHECKPOINT",
                 f"{directory / index} names the file {shorten(file, 300)}",
                 hints=[f"expected the name of a {suffix} file in the same directory"],
             )
-        found[_inside(directory, file)] = {name for name, place in places.items() if place == file}
-    return found
+    return names
 
 
-def _inside(directory: Path, name: str) -> Path:
+def inside(directory: Path, name: str) -> Path:
     """A file of the directory; E_CHECKPOINT when it is missing or a link leads out.
 
     The hub's cache keeps the bytes in ``blobs`` beside ``snapshots``, with links to them; those may be followed.
@@ -144,15 +154,36 @@ def _inside(directory: Path, name: str) -> Path:
     return path
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def tokenizer_of(directory: Path) -> bytes | None:
+    """The bytes of a directory's ``tokenizer.json``, or None where it has none.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT for a link that leads out of the directory, what is no file, and what is no
+            JSON object of at most 64 MiB.
+    """
+    if not os.path.lexists(directory / TOKENIZER):
+        return None
+    path = inside(directory, TOKENIZER)
+    read_json(path)
+    return path.read_bytes()
+
+
+def configuration_of(directory: Path) -> dict[str, Any]:
+    """What a directory's ``config.json`` holds; E_CHECKPOINT where it cannot be read."""
+    return read_json(inside(directory, CONFIGURATION))
+
+
+def read_json(path: Path, kind: type[Result] = dict) -> Result:
+    """What a file of at most 64 MiB holds; E_CHECKPOINT when it is no JSON, or no ``kind`` (dict or list)."""
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise ValueError(f"more than {_MOST_JSON_BYTES:,} bytes")
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise IsomorphError("E_CHECKPOINT", f"{path} is no JSON: {shorten(str(error), 100)}") from None
-    if not isinstance(content, dict):
-        raise IsomorphError("E_CHECKPOINT", f"{path} holds {type(content).__name__}, expected an object")
+    if not isinstance(content, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise IsomorphError("E_CHECKPOINT", f"{path} holds {type(content).__name__}, expected {expected}")
     return content
 
 

@@ -62,21 +62,9 @@ def _ending(options: Options) -> str:
     norm = f'layer_norm(eps={number(options["layer_norm_eps"])}, name="norm")\n'
     architecture = options["architecture"]
     if architecture.endswith("ForImageClassification"):
-        return (
-            f'{norm}pool_tokens("first")   # the class token\nlinear({classes}, name="head")\n\n'
-            f'output("B", {classes})\n'
-        )
+        return norm + images.class_head(classes)
     if architecture.endswith("WithTeacher"):
-        return (
-            f"features = {norm}"
-            "token, rest = split(features, 1)\n"
-            "a = pool_tokens(token)                   # the class token\n"
-            f'label = linear(a, {classes}, name="head")\n'
-            'b = pool_tokens(rest, "first")           # the distillation token\n'
-            f'teacher = linear(b, {classes}, name="teacher_head")\n'
-            "add(label, teacher)\nscale(0.5)\n\n"
-            f'output("B", {classes})\n'
-        )
+        return f"features = {norm}{images.teacher_head(classes)}"
     shape = f'("B", {images.tokens(options, 1 + _distilled(options))}, {width})'
     if not options["pooler"]:
         return f"{norm}\noutput{shape}\n"

@@ -41,11 +41,11 @@ def atomic_write(path: str | os.PathLike[str], write: bytes | Callable[[BinaryIO
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make a renaming durable. Windows has no such call for directories."""
+def sync_directory(directory: Path) -> None:
+    """Make renaming and removing in a directory durable. Windows has no such call for directories."""
     if os.name == "nt":
         return
     descriptor = os.open(directory, os.O_RDONLY)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from isomorph.errors import IsomorphError
+from isomorph.errors import IsomorphError, shorten
 from isomorph.paths import path_text
 from isomorph.plan import Plan
 from isomorph.weights.atomic import atomic_write
@@ -27,27 +27,102 @@ CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16
 """The format's names of the dtypes that a plan may have."""
 
 PLAN_KEY = "isomorph.plan"
+NOTES_KEY = "isomorph.notes"
+MOST_NOTES_BYTES = 4 << 20
+"""What notes may take as JSON: the names of 21,841 classes take less than one megabyte."""
+
 _MOST_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
 
 
 def save(
-    path: str | bytes | os.PathLike[str] | os.PathLike[bytes], plan: Plan, weights: Mapping[str, Any]
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    plan: Plan,
+    weights: Mapping[str, Any],
+    *,
+    notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a plan and its weights to one file, atomically: a killed process leaves the old file whole.
 
-    Equal plans and weights give equal bytes.
+    Equal plans, weights and notes give equal bytes.
 
     Args:
         path: the file; ``.safetensors`` by custom.
         plan: the network.
         weights: arrays of the plan's dtype by parameter path, such as a backend's ``weights(model)``.
+        notes: what belongs to the model but not to its network, as JSON values by name: ``eos_token_id``,
+            ``id2label``. :func:`load_notes` reads them back; :func:`load` does not need them.
 
     Raises:
         IsomorphError: E_WEIGHTS when the arrays are not exactly the plan's, in name, shape and dtype;
-            E_CHECKPOINT when the file cannot be written.
+            E_ARGUMENT when the notes are not JSON or take more than four megabytes; E_CHECKPOINT when the
+            file cannot be written.
     """
+    metadata = {"format": "pt", **_noted(notes)}
     arrays = _prepared(plan, weights)
-    write_safetensors(path, arrays, {"format": "pt", PLAN_KEY: plan.to_json()})
+    write_safetensors(path, arrays, {**metadata, PLAN_KEY: plan.to_json()})
+
+
+def load_notes(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> dict[str, Any]:
+    """The notes that :func:`save` wrote beside a plan; an empty dictionary where there are none.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT when there is no such file, it is no safetensors file, it is damaged, or
+            its notes are no JSON object of at most four megabytes.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    name = path_text(path, "the model's path")
+    refuse_foreign(Path(name))
+    try:
+        with safe_open(name, framework="numpy") as file:
+            text = (file.metadata() or {}).get(NOTES_KEY, "{}")
+    except SafetensorError as error:
+        raise _damaged(name, error) from error
+    try:
+        if len(text) > MOST_NOTES_BYTES:
+            raise ValueError(f"more than {MOST_NOTES_BYTES:,} bytes")
+        notes = json.loads(text)
+        if not isinstance(notes, dict):
+            raise ValueError(f"{type(notes).__name__}, expected an object")
+    except (ValueError, RecursionError) as error:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{name} holds notes that cannot be read: {shorten(str(error), 100)}",
+            hints=["save the model again"],
+        ) from None
+    return notes
+
+
+def _noted(notes: Mapping[str, Any] | None) -> dict[str, str]:
+    """The header's entry for notes; E_ARGUMENT unless they come back from JSON as they are."""
+    if notes is None:
+        return {}
+    try:
+        given = dict(notes)
+        text = json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        if json.loads(text) != given:
+            raise ValueError("a key is no text, or a sequence is no list")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"notes must be a dictionary of JSON values by name: {shorten(str(error), 100)}",
+            hints=[
+                "JSON has text, finite numbers, true, false, null, lists, and dictionaries with text as keys"
+            ],
+        ) from None
+    if len(text) > MOST_NOTES_BYTES:
+        raise IsomorphError(
+            "E_ARGUMENT", f"notes may take {MOST_NOTES_BYTES:,} bytes as JSON, got {len(text):,}"
+        )
+    return {NOTES_KEY: text}
+
+
+def _damaged(name: str, error: Exception) -> IsomorphError:
+    return IsomorphError(
+        "E_CHECKPOINT",
+        f"{name} is damaged or no safetensors file: {error}",
+        hints=["copy or save it again; a partly copied file is the usual cause"],
+    )
 
 
 def write_safetensors(
@@ -104,11 +179,7 @@ def load(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> tuple[Pla
             _check_dtypes(plan, {name: file.get_slice(name).get_dtype() for name in file.keys()})  # noqa: SIM118
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT",
-            f"{name} is damaged or no safetensors file: {error}",
-            hints=["copy or save it again; a partly copied file is the usual cause"],
-        ) from error
+        raise _damaged(name, error) from error
     return plan, owned_weights(plan, arrays)
 
 
@@ -156,17 +227,16 @@ def refuse_foreign(path: Path) -> None:
     """E_CHECKPOINT for what is no safetensors file by its first bytes, with what it seems to be."""
     try:
         with path.open("rb") as file:
-            start = file.read(8)
+            start = file.read(9)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise IsomorphError(
             "E_CHECKPOINT", f"cannot read {path}: {error.strerror or error}", hints=["check the path"]
         ) from error
-    length = int.from_bytes(start, "little")
-    if len(start) == 8 and length <= min(size - 8, _MOST_HEADER_BYTES):
+    length = int.from_bytes(start[:8], "little")
+    if len(start) >= 8 and length <= min(size - 8, _MOST_HEADER_BYTES):
         return  # plausible; the package reads on
-    # Only now: a sound file, too, may start with a pickle's first byte.
-    if start[:1] == b"\x80" or start[:2] == b"PK":
+    if _is_pickle_or_archive(start, length):
         raise IsomorphError(
             "E_CHECKPOINT",
             f"{path} is a pickle or an archive, as torch.save writes it, and no safetensors file",
@@ -180,6 +250,20 @@ def refuse_foreign(path: Path) -> None:
         f"its {size:,} bytes cannot hold a header of {length:,} bytes",
         hints=["copy or save it again; a partly copied file is the usual cause"],
     )
+
+
+def _is_pickle_or_archive(start: bytes, length: int) -> bool:
+    """Whether a file's first nine bytes are those of a pickle or a zip archive.
+
+    A safetensors file may begin with the same byte, and a cut one is still no pickle: its length is one that a
+    header can have, and a brace follows.
+    """
+    if len(start) < 9:  # a pickle this short is whole, and ends with its last instruction
+        return start[:1] == b"\x80" and start.endswith(b".")
+    if length <= _MOST_HEADER_BYTES and start[8:] == b"{":
+        return False
+    protocol = start[0] == 0x80 and 2 <= start[1] <= 5
+    return protocol or start[:4] in (b"PK\x03\x04", b"PK\x05\x06")
 
 
 def _plan_of(path: str | os.PathLike[str], metadata: Mapping[str, str] | None) -> Plan:

@@ -8,11 +8,12 @@ import transformers
 import isomorph as iso
 from isomorph.checkpoints.families import FAMILIES, recognize
 from isomorph.checkpoints.family import (
-    COMMON,
     Ignored,
     Only,
     Row,
     each_layer,
+    known_keys,
+    nested,
     their_shape,
     to_plan,
     to_theirs,
@@ -49,8 +50,21 @@ def test_examples_are_recognized_whatever_their_nodes_are_called(name, architect
 
 CONFIGS = {
     "gpt2": "GPT2Config", "llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config",
+    "ministral": "MinistralConfig",
     "bert": "BertConfig", "vit": "ViTConfig", "deit": "DeiTConfig", "dinov2": "Dinov2Config",
+    "dinov2_with_registers": "Dinov2WithRegistersConfig",
+    "whisper": "WhisperConfig", "clip": "CLIPConfig", "clip_text_model": "CLIPTextConfig",
+    "clip_vision_model": "CLIPVisionConfig",
 }  # fmt: skip
+
+
+def flat(configuration):
+    """Keys and values, those of a tower behind its name."""
+    for key, value in configuration.items():
+        if key in ("text_config", "vision_config"):
+            yield from ((f"{key}.{inner}", each) for inner, each in value.items())
+        else:
+            yield key, value
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
@@ -58,12 +72,12 @@ def test_every_key_that_the_peer_writes_is_known(name):
     """And what a key is taken to be when it is absent is what the peer takes it to be."""
     family = FAMILIES[name]
     config = getattr(transformers, CONFIGS[name])()
-    settings = {**COMMON, **family.settings}
-    assert sorted(config.to_dict().keys() - settings.keys()) == []
+    written = dict(flat(config.to_dict()))
+    assert sorted(written.keys() - known_keys(family).keys()) == []
     for key, setting in family.settings.items():
-        if isinstance(setting, Ignored) or not hasattr(config, key):
+        if isinstance(setting, Ignored) or not (key in written or hasattr(config, key)):
             continue
-        value = getattr(config, key)
+        value = written[key] if "." in key else getattr(config, key)
         if isinstance(setting, Only):
             assert value in setting.values, key
         elif setting.default is not None and key != "sliding_window":  # which the peer empties when unused
@@ -72,7 +86,7 @@ def test_every_key_that_the_peer_writes_is_known(name):
 
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_every_reason_is_given(name):
-    settings = {**COMMON, **FAMILIES[name].settings}
+    settings = known_keys(FAMILIES[name])
     assert all(setting.reason for setting in settings.values() if isinstance(setting, (Ignored, Only)))
 
 
@@ -89,8 +103,19 @@ def test_axes_there_and_back():
     batched = Row("p", ("p",), "batched")
     assert to_theirs(batched, [q]).shape == their_shape(batched, [(2, 3)]) == (1, 2, 3)
     assert to_plan(batched, q[None], [2])[0].tolist() == q.tolist()
+    for order, ours, theirs in (("scalar", np.array([4.0]), np.array(4.0)), ("vector", q[:1, None], q[0])):
+        row = Row("s", ("s",), order)
+        assert their_shape(row, [ours.shape]) == theirs.shape
+        assert to_theirs(row, [ours]).shape == theirs.shape
+        assert to_theirs(row, [ours]).tolist() == theirs.tolist()
+        (back,) = to_plan(row, theirs, [1])
+        assert (back.shape, back.tolist()) == (ours.shape, ours.tolist())
     assert [one.theirs for one in each_layer([Row("a.{i}", ("b{i}",)), Row("c", ("c",))], 2)] == [
         "a.0",
         "a.1",
         "c",
     ]
+
+
+def test_objects_of_a_configuration():
+    assert nested({"a": 1, "b.c": 2, "b.d": {"e.f": 3}}) == {"a": 1, "b": {"c": 2, "d": {"e.f": 3}}}

@@ -21,6 +21,12 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+BANDS = {
+    "low_freq_factor": 0.5,
+    "high_freq_factor": 6.5,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 1e3,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.5}
 DEFAULT = {"rope_type": "default", "rope_theta": 70.0}
 
@@ -34,8 +40,18 @@ DEFAULT = {"rope_type": "default", "rope_theta": 70.0}
         ("MistralForCausalLM", {"sliding_window": 3, "head_dim": 4, "rope_parameters": DEFAULT}),
         ("Qwen2ForCausalLM", {"tie_word_embeddings": True, "rope_parameters": DEFAULT}),
         ("Qwen2Model", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
+        # Over 64 positions the frequencies 1, .18, .03, .01 (head width 8) make 10, 1.8, .3 and .06 turns:
+        # above, between and below the limits.
+        ("LlamaForCausalLM", {"rope_parameters": LLAMA3 | BANDS, "head_dim": 8, "attention_bias": True}),
+        ("LlamaForCausalLM", {"mlp_bias": True, "head_dim": 10, "num_key_value_heads": 1}),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
+                              "num_hidden_layers": 3, "head_dim": 6}),
+        ("Qwen2Model", {"use_sliding_window": True, "sliding_window": 3, "num_hidden_layers": 4,
+                        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "full", "sliding")]}),
+        ("MinistralForCausalLM", {"sliding_window": 3, "head_dim": 4, "num_hidden_layers": 3,
+                                  "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
     ],
-)
+)  # fmt: skip
 def test_computes_what_transformers_computes_and_returns(published, agrees, returns, name, options):
     family = name.removesuffix("ForCausalLM").removesuffix("Model")
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
@@ -132,8 +148,16 @@ def test_older_spellings_mean_the_same(published):
         ({"mlp_bias": 1}, "mlp_bias: expected true or false, got 1"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
          "rope_type: expected 'default' or 'linear' or 'llama3', got 'yarn'"),
-        ({"rope_parameters": LLAMA3 | {"high_freq_factor": 3.0}},
-         "high_freq_factor: expected 4.0 (LLaMA 3.1's band limits), got 3.0"),
+        ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}},
+         "high_freq_factor: expected more than low_freq_factor=1.0, got 1.0"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": None}},
+         "low_freq_factor: expected a number above 0, got None"),
+        ({"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 8192.5}},
+         "original_max_position_embeddings: expected an integer from 1, got 8192.5"),
+        ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}},
+         "partial_rotary_factor: expected 1.0 (all features are rotated), got 0.5"),
+        ({"partial_rotary_factor": 0.5},
+         "partial_rotary_factor: expected 1.0 or 1 (all features are rotated), got 0.5"),
         ({"rope_parameters": DEFAULT | {"spin": 1}}, "spin: unknown key of the rotary positions, got 1"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor: expected a number above 0, got None"),
         ({"rope_parameters": [1]}, "rope_parameters: expected an object, got [1]"),
@@ -151,14 +175,94 @@ def test_what_cannot_be_followed_is_refused_by_name(published, keys, hint):
     )
 
 
-def test_layers_with_different_windows_are_refused(published):
+def test_layers_with_different_windows_stand_in_loops_of_their_own(published):
+    config = transformers.Qwen2Config(
+        **SIZES | {"num_hidden_layers": 3}, use_sliding_window=True, sliding_window=4, max_window_layers=1
+    )
+    directory, _ = published("Qwen2Model", config)
+    plan, _ = iso.import_checkpoint(directory)
+    attention = {node.name: node.operator for node in plan.nodes if node.operator.name == "attention"}
+    assert {name: operator.argument_values["window_size"] for name, operator in attention.items()} == {
+        "attention0_0": 0, "attention1_0": 4, "attention1_1": 4,
+    }  # fmt: skip
+    assert "for _ in range(1):\n" in plan.definition and "for _ in range(2):\n" in plan.definition
+    change(directory, ["layer_types"], max_window_layers=1)  # as older files say it
+    assert iso.import_checkpoint(directory)[0] == plan
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types: expected 2 names, got ['full_attention']"),
+        ({"layer_types": ["full_attention", "chunked_attention"]},
+         "layer_types: expected 'full_attention' or 'sliding_attention', got 'chunked_attention'"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": False},
+         "layer_types: 'sliding_attention' needs a sliding_window that is in use"),
+        ({"layer_types": None, "max_window_layers": "all"},
+         "max_window_layers: expected an integer from 0, got 'all'"),
+        ({"use_mrope": True}, "use_mrope: expected False (positions are one number), got True"),
+    ],
+)  # fmt: skip
+def test_windows_that_cannot_be_followed_are_refused_by_name(published, keys, hint):
     config = transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1)
     directory, _ = published("Qwen2Model", config)
+    change(directory, **keys)
     with pytest.raises(iso.IsomorphError) as error:
         iso.import_checkpoint(directory)
-    assert error.value.hints == (
-        "layer_types: expected all layers alike, got ['full_attention', 'sliding_attention']",
+    assert error.value.hints == (hint,)
+
+
+def test_two_windows_are_no_published_network(published, tmp_path):
+    config = transformers.MinistralConfig(
+        **SIZES, head_dim=2, sliding_window=3, layer_types=["full_attention", "sliding_attention"]
     )
+    plan, weights = iso.import_checkpoint(published("MinistralModel", config)[0])
+    text = plan.definition.replace('name="attention0_",', 'window_size=5,\n        name="attention0_",')
+    with pytest.raises(iso.IsomorphError) as error:
+        iso.export_checkpoint(tmp_path, iso.resolve(text, dtype=plan.dtype), weights)
+    assert "ministral: its attention has window_size=3 and 5" in error.value.hints
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("MinistralModel", {"sliding_window": 3, "head_dim": 2, "layer_types": ["full_attention"] * 2}),
+        ("MistralModel", {"sliding_window": None}),
+    ],
+)
+def test_without_a_window_the_network_is_a_llama(published, agrees, name, options, tmp_path):
+    config = getattr(transformers, name.replace("Model", "Config"))(**SIZES, **options)
+    directory, model = published(name, config)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(IDS), use_cache=False).last_hidden_state.numpy()
+    agrees(directory, {"": expected}, IDS)
+    assert iso.export_checkpoint(tmp_path / "out", *iso.import_checkpoint(directory)) == "LlamaModel"
+
+
+def test_a_configuration_as_smollm_has_it(published, agrees, returns):
+    """Its widths and keys, with fewer layers and ids."""
+    config = transformers.LlamaConfig(
+        vocab_size=331, hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
+        num_key_value_heads=3, rms_norm_eps=1e-5, tie_word_embeddings=True, max_position_embeddings=2048,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    directory, model = published("LlamaForCausalLM", config)
+    change(
+        directory, ["rope_parameters"], rope_theta=10000.0, rope_scaling=None, rope_interleaved=False,
+        is_llama_config=True, pretraining_tp=1,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 0.1  # at this width draws of order one saturate every softmax
+    model.save_pretrained(directory)
+    ids = np.random.default_rng(1).integers(0, 331, (1, 9))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids), use_cache=False).logits.numpy()
+    plan, weights = iso.import_checkpoint(directory)
+    assert weights["attention0.k_proj.weight"].shape == (3 * 64, 576)
+    assert plan.ties == {"head.weight": "tokens.weight"}
+    agrees(directory, {"": expected}, ids)
+    returns(directory, model, "logits", torch.from_numpy(ids), use_cache=False)
 
 
 def test_computed_frequencies_in_the_file_are_left_out(published):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 import isomorph as iso
+from isomorph.weights.file import load_notes
 
 TEXT = """
 ids = input("B", "T", dtype="int64")
@@ -60,7 +61,7 @@ def test_what_cannot_be_exported_or_imported(isomorph, tmp_path, block):
     model = tmp_path / "model.safetensors"
     iso.save(model, plan, iso.initial_weights(plan))
     assert isomorph("export", model, "--to", "onnix", "-o", tmp_path / "x").err == (
-        "E_ARGUMENT: there is no format 'onnix' to export to\n  --to hf\n"
+        "E_ARGUMENT: there is no format 'onnix' to export to\n  did you mean onnx?\n"
     )
     assert isomorph("export", model, "-o", tmp_path).err == (
         f"E_ARGUMENT: -o {tmp_path} is where the model itself is\n  choose another directory\n"
@@ -81,3 +82,50 @@ def test_what_cannot_be_exported_or_imported(isomorph, tmp_path, block):
     assert isomorph("import", tmp_path / "out", "-o", tmp_path / "y", "--dtype", "int8").err == (
         "E_ARGUMENT: dtype must be one of float64, float32, bfloat16, float16, got 'int8'\n"
     )
+
+
+def test_tokens_classes_and_the_tokenizer_travel_along(isomorph, tmp_path):
+    plan = iso.resolve(TEXT)
+    published, back, again = tmp_path / "published", tmp_path / "back", tmp_path / "again"
+    iso.export_checkpoint(published, plan, iso.initial_weights(plan))
+    config = json.loads((published / "config.json").read_text())
+    assert config["eos_token_id"] is None
+    ids = {"bos_token_id": 2, "eos_token_id": [3, 4], "pad_token_id": 0}
+    (published / "config.json").write_text(json.dumps(config | ids))
+    (published / "tokenizer.json").write_text('{"version": "1.0"}')
+    result = isomorph("import", published, "-o", back, "--json")
+    assert json.loads(result.out)["tokenizer"] == str(back / "tokenizer.json")
+    assert (back / "tokenizer.json").read_text() == '{"version": "1.0"}'
+    assert load_notes(back / "model.safetensors") == ids
+    assert isomorph("export", back, "-o", again, "--quiet").status == 0
+    assert (again / "tokenizer.json").read_text() == '{"version": "1.0"}'
+    assert json.loads((again / "config.json").read_text()) == config | ids
+    # The same once more is no conflict; another tokenizer is, before anything is written.
+    assert isomorph("import", published, "-o", back, "--quiet").status == 0
+    (published / "tokenizer.json").write_text('{"version": "2.0"}')
+    before = (back / "model.safetensors").read_bytes()
+    assert isomorph("import", published, "-o", back, "--dtype", "float16").err == (
+        f"E_ARGUMENT: {back / 'tokenizer.json'} is there already, and is not this model's\n"
+        "  a model and its tokenizer.json lie side by side: choose another directory, or remove it\n"
+    )
+    assert (back / "model.safetensors").read_bytes() == before
+
+
+def test_a_tokenizer_that_is_none_is_refused(isomorph, tmp_path):
+    plan = iso.resolve(TEXT)
+    published = tmp_path / "published"
+    iso.export_checkpoint(published, plan, iso.initial_weights(plan))
+    outside = tmp_path / "outside.json"
+    outside.write_text("{}")
+    (published / "tokenizer.json").symlink_to(outside)
+    assert isomorph("import", published, "-o", tmp_path / "m").err.startswith(
+        f"E_CHECKPOINT: {published / 'tokenizer.json'} is a link that leads out of the directory"
+    )
+    (published / "tokenizer.json").unlink()
+    (published / "tokenizer.json").mkdir()
+    assert isomorph("import", published, "-o", tmp_path / "m").status == 2
+    (published / "tokenizer.json").rmdir()
+    (published / "tokenizer.json").write_bytes(b"\x80\x04.")
+    result = isomorph("import", published, "-o", tmp_path / "m")
+    assert result.err.startswith(f"E_CHECKPOINT: {published / 'tokenizer.json'} is no JSON: ")
+    assert not (tmp_path / "m").exists()

@@ -192,6 +192,87 @@ def test_a_sound_file_may_start_like_a_pickle(saved, first):
     assert iso.load(saved)[0] == plan()
 
 
+@pytest.mark.parametrize("first", [b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"])
+@pytest.mark.parametrize("kept", [5, 8, 9, 700])
+def test_a_cut_file_is_no_pickle_though_its_length_begins_like_one(saved, first, kept):
+    data = saved.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    longer = next(n for n in range(length, 1 << 17) if struct.pack("<Q", n).startswith(first))
+    saved.write_bytes((struct.pack("<Q", longer) + data[8 : 8 + length].ljust(longer))[:kept])
+    assert error_of(iso.load, saved).message == (
+        f"{saved} is damaged or no safetensors file: "
+        f"its {kept} bytes cannot hold a header of {longer:,} bytes"
+    )
+
+
+def test_short_pickles_and_archives_are_called_by_their_name(saved):
+    import io
+    import zipfile
+
+    empty, full = io.BytesIO(), io.BytesIO()
+    zipfile.ZipFile(empty, "w").close()
+    with zipfile.ZipFile(full, "w") as archive:
+        archive.writestr("data.pkl", b"...")
+    pickles = [pickle.dumps(value, protocol) for value in (None, {}, {"a": 1}) for protocol in (2, 3, 4, 5)]
+    for content in (*pickles, empty.getvalue(), full.getvalue()):
+        saved.write_bytes(content)
+        assert "is a pickle or an archive" in error_of(iso.load, saved).message, content
+
+
+# -- notes ---------------------------------------------------------------------------------------------
+
+
+def test_notes_come_back_and_change_nothing_else(tmp_path, saved):
+    notes = {"eos_token_id": [2, 3], "id2label": {"0": "Zürich", "1": "\ud800"}, "x": [None, True, 1.5, {}]}
+    weights = iso.initial_weights(plan())
+    iso.save(tmp_path / "noted", plan(), weights, notes=notes)
+    assert weights_file.load_notes(tmp_path / "noted") == notes
+    assert weights_file.load_notes(saved) == {}
+    found_plan, found = iso.load(tmp_path / "noted")
+    assert found_plan == plan() and all(found[path].tobytes() == weights[path].tobytes() for path in weights)
+    iso.save(tmp_path / "again", plan(), weights, notes=dict(reversed(notes.items())))
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "noted").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"a": float("nan")},
+        {"a": {1, 2}},
+        {"a": (1, 2)},
+        {1: 2},
+        {"a": {1: 2}},
+        {"a": np.ones(1)},
+        [1],
+        3,
+        "x",
+    ],
+    ids=str,
+)
+def test_notes_are_json(tmp_path, notes):
+    error = error_of(lambda: iso.save(tmp_path / "m", plan(), iso.initial_weights(plan()), notes=notes))
+    assert error.code == "E_ARGUMENT"
+    assert error.message.startswith("notes must be a dictionary of JSON values by name: ")
+    assert not (tmp_path / "m").exists()
+
+
+def test_notes_have_a_limit(tmp_path, saved):
+    weights = iso.initial_weights(plan())
+    most = weights_file.MOST_NOTES_BYTES
+    error = error_of(lambda: iso.save(tmp_path / "m", plan(), weights, notes={"a": "x" * most}))
+    assert (
+        str(error) == f"E_ARGUMENT: notes may take 4,194,304 bytes as JSON, got {most + 8:,}"
+    )  # {"a":"..."}
+    header, data = split(saved)
+    for text in ("[" * 100_000, "[1]", "{", "x" * (most + 1)):
+        header["__metadata__"]["isomorph.notes"] = text
+        join(saved, header, data)
+        error = error_of(weights_file.load_notes, saved)
+        assert error.code == "E_CHECKPOINT"
+        assert error.message.startswith(f"{saved} holds notes that cannot be read: ")
+        assert iso.load(saved)[0] == plan()  # which does not need them
+
+
 def test_an_altered_plan(saved):
     header, data = split(saved)
     header["__metadata__"]["isomorph.plan"] = header["__metadata__"]["isomorph.plan"].replace(
