@@ -50,7 +50,7 @@ $(VENV)/.demo: $(SETTINGS) | $(BIN)/python
 	touch $@
 
 $(VENV)/.test: $(SETTINGS) | $(BIN)/python
-	$(PIP) --editable '.[torch,flax,train,dev]'
+	$(PIP) --editable '.[torch,flax,train,onnx,dev]'
 	touch $@
 
 $(VENV)/.docs: $(SETTINGS) | $(BIN)/python

@@ -4,6 +4,7 @@ from isomorph.errors import IsomorphError
 
 try:
     from isomorph.backends.torch.build import Network, build
+    from isomorph.backends.torch.onnx import export_onnx
     from isomorph.backends.torch.weights import load_weights, weights
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -14,4 +15,4 @@ except ModuleNotFoundError as error:
         hints=['pip install "isomorph[torch]"'],
     ) from None
 
-__all__ = ["Network", "build", "load_weights", "weights"]
+__all__ = ["Network", "build", "export_onnx", "load_weights", "weights"]

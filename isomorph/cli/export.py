@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json as json_text
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from isomorph.cli.network import open_network
 from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.plan import DTYPE_BYTES, Plan
 
-FORMATS = ("hf",)
+FORMATS = ("hf", "onnx", "python")
 
 
-def run(model: str, to: str, out: str, *, json: bool, quiet: bool) -> None:
+def run(model: str, to: str, out: str, *, json: bool, quiet: bool, framework: str = "torch") -> None:
     """Write the directory and say what loads it."""
-    from isomorph.checkpoints.exporting import export_checkpoint
-
     if to not in FORMATS:
         hints = did_you_mean(to, FORMATS) or [f"--to {' | '.join(FORMATS)}"]
         raise IsomorphError("E_ARGUMENT", f"there is no format {shorten(to)} to export to", hints=hints)
     plan, weights = open_network(model)
-    if weights is None:
+    if weights is None and to != "python":
         raise IsomorphError(
             "E_ARGUMENT",
             f"{model} is a definition, which has no weights to export",
@@ -30,9 +31,84 @@ def run(model: str, to: str, out: str, *, json: bool, quiet: bool) -> None:
         raise IsomorphError(
             "E_ARGUMENT", f"-o {out} is where the model itself is", hints=["choose another directory"]
         )
-    architecture = export_checkpoint(out, plan, weights)
+    if to == "python":
+        _run_python(plan, weights, out, framework, json=json, quiet=quiet)
+        return
+    assert weights is not None
+    if to == "onnx":
+        _run_onnx(plan, weights, out, json=json, quiet=quiet)
+        return
+    architecture = _export_published(source, plan, weights, out)
     if json:
         found = {"directory": out, "to": to, "architecture": architecture}
         print(json_text.dumps(found, indent=2))
     elif not quiet:
         print(f'{out}: for transformers.{architecture}.from_pretrained("{out}")')
+
+
+def _export_published(source: Path, plan: Plan, weights: Mapping[str, Any], out: str) -> str:
+    """Write the directory, with the notes in the model's file and the tokenizer beside it; its class."""
+    from isomorph.checkpoints.exporting import export_checkpoint
+    from isomorph.checkpoints.source import tokenizer_of
+    from isomorph.weights.file import load_notes
+
+    file = source / "model.safetensors" if source.is_dir() else source
+    notes, tokenizer = load_notes(file), tokenizer_of(file.parent)
+    return export_checkpoint(out, plan, weights, notes=notes, tokenizer=tokenizer)
+
+
+def _run_python(
+    plan: Plan, weights: Mapping[str, Any] | None, out: str, framework: str, *, json: bool, quiet: bool
+) -> None:
+    """Write source code, with the weights where there are some, and say how to use it."""
+    from isomorph.source_code import export_python
+
+    files = export_python(out, plan, weights, framework)
+    if json:
+        found = {"directory": out, "to": "python", "framework": framework, "files": files}
+        print(json_text.dumps(found, indent=2))
+    elif not quiet:
+        paths = ", ".join(str(Path(out) / file) for file in files)
+        print(f"{paths}: from model import {'load' if len(files) > 1 else 'Model'}")
+
+
+ONNX_FILE = "model.onnx"
+
+
+def _run_onnx(plan: Plan, weights: Mapping[str, Any], out: str, *, json: bool, quiet: bool) -> None:
+    """Write ``model.onnx``, and say what it takes and how far onnxruntime is from the reference."""
+    from isomorph.show.memory import available_bytes
+    from isomorph.torch import export_onnx
+
+    needed, room = _comparison_bytes(plan), available_bytes()
+    directory = Path(out)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IsomorphError(
+            "E_CHECKPOINT", f"cannot write {out}: {error.strerror or error}", hints=["choose a directory"]
+        ) from error
+    compare = room is None or needed <= room
+    written = export_onnx(directory / ONNX_FILE, plan, weights, compare=compare)
+    if json:
+        comparisons = [one._asdict() for one in written.comparisons]
+        files = {"model": written.path, "data": written.data}
+        found = {"directory": out, "to": "onnx", **files, "inputs": written.inputs,
+                 "outputs": written.outputs, "comparisons": comparisons}  # fmt: skip
+        print(json_text.dumps(found, indent=2))
+    elif not quiet:
+        ends = (", ".join(f"{name} {what}" for name, what in end.items()) for end in written[2:4])
+        print(f"{directory / ONNX_FILE}: {' -> '.join(ends)}")
+        for comparison in written.comparisons:
+            print(f"onnxruntime against the reference: {comparison}")
+        if not compare:
+            print(f"not compared with the reference, for which {needed / 2**30:.1f} GiB of memory are needed")
+
+
+def _comparison_bytes(plan: Plan) -> int:
+    """What comparing holds at once, the weights that are there already left out.
+
+    The reference's weights in float64, and those of the network, of a copy in its dtype, and of onnxruntime,
+    which keeps transposed ones beside them.
+    """
+    return plan.parameter_count * (8 + 4 * DTYPE_BYTES[plan.dtype])
