@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from isomorph import ops as ops
     from isomorph.checkpoints.exporting import export_checkpoint as export_checkpoint
     from isomorph.checkpoints.importing import import_checkpoint as import_checkpoint
+    from isomorph.engine.generation import generate as generate
+    from isomorph.engine.generation import stream as stream
     from isomorph.errors import IsomorphError as IsomorphError
     from isomorph.operators.declare import INFERRED as INFERRED
     from isomorph.operators.declare import Conflict as Conflict
@@ -42,6 +44,8 @@ _HOMES = {
     "operator": "isomorph.operators.declare",
     "export_checkpoint": "isomorph.checkpoints.exporting",
     "import_checkpoint": "isomorph.checkpoints.importing",
+    "generate": "isomorph.engine.generation",
+    "stream": "isomorph.engine.generation",
     "resolve": "isomorph.resolver.resolve",
     "resolve_file": "isomorph.resolver.resolve",
     "resolve_function": "isomorph.resolver.resolve",
@@ -61,6 +65,7 @@ __all__ = [  # checked against _HOMES by a test
     "Plan",
     "argument",
     "export_checkpoint",
+    "generate",
     "import_checkpoint",
     "initial_weights",
     "load",
@@ -70,6 +75,7 @@ __all__ = [  # checked against _HOMES by a test
     "resolve_file",
     "resolve_function",
     "save",
+    "stream",
 ]
 
 

@@ -29,13 +29,15 @@ MAY_IMPORT = {
     "serialization": {"operators", "resolver", "plan"},
     "weights": {"plan", "operators", "serialization", "resolver"},
     "checkpoints": {"plan", "operators", "resolver", "weights", "backends"},
-    "backends": {"plan", "operators", "weights", "resolver", "training", "torch", "reference"},
+    "backends": {"plan", "operators", "weights", "resolver", "training", "torch", "reference", "engine"},
     "nnx": {"backends", "weights", "plan"},
     "linen": {"backends", "weights", "plan"},
     "flax": {"backends", "weights", "plan", "operators", "resolver"},
     "torch": {"backends", "weights", "plan"},
     "reference": {"backends", "weights", "plan"},
+    "engine": {"plan", "backends", "weights", "resolver", "operators"},
     "show": {"plan", "operators", "resolver", "backends", "weights", "testing", "reference", "torch"},
+    "source_code": {"plan", "operators", "resolver", "weights", "show"},
     "training": {"plan", "operators", "backends", "weights", "show", "resolver", "torch"},
     "testing": {"plan", "operators", "backends", "weights", "resolver", "show", "reference", "torch"},
 }
@@ -50,7 +52,7 @@ STANDARD_ONLY = (
     "resolver",
     "plan",
 )
-FRAMEWORKS = {"torch", "jax", "flax", "optax", "numpy"}
+FRAMEWORKS = {"torch", "jax", "flax", "optax", "numpy", "onnx", "onnxscript", "onnxruntime"}
 
 
 def part_of(path: Path) -> str:

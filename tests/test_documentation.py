@@ -61,6 +61,34 @@ def test_the_language_page_resolves() -> None:
     assert iso.resolve(plan.definition) == plan
 
 
+def test_the_generation_page_runs_and_shows_the_real_error() -> None:
+    pytest.importorskip("torch")
+    page = (ROOT / "docs" / "generation.md").read_text()
+    exec(blocks(page, "python")[0], {})
+    plan = iso.resolve("embedding(4, 4)\nattention(2)\nlinear(4)", input=("B", "T"), input_dtype="int64")
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(iso.torch.build(plan), [1], 1)
+    assert str(caught.value).splitlines()[0] == blocks(page, "text")[0].strip()
+
+
+def test_the_onnx_file_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("torch", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    page = (ROOT / "docs" / "exporting.md").read_text()
+    (code,) = [block for block in blocks(page, "python") if "export_onnx(" in block]
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["scores"].shape == (1, len("To be, or"), 256)
+    (shown,) = [block for block in blocks(page, "text") if "model.onnx" in block]
+    # The same lines, but for what the processor makes of the last places.
+    assert re.findall(r"allowed (\S+) at (.*)", shown) == [
+        (f"{one.bound:.3g}", ", ".join(f"{symbol}={size}" for symbol, size in one.sizes.items()))
+        for one in names["written"].comparisons
+    ]
+
+
 def test_the_operator_that_the_documentation_adds() -> None:
     names: dict[str, Any] = {}
     exec(blocks((ROOT / "docs" / "extending.md").read_text(), "python")[0], names)

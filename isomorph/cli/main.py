@@ -225,10 +225,55 @@ def convert(
     run(model, to, out, json=json, quiet=quiet)
 
 
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or a run's directory.")],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="What to continue; - for standard input; repeatable."),
+    ] = None,
+    ids: Annotated[
+        list[str] | None, typer.Option("--ids", help="Ids to continue instead, as in 1,2,3; repeatable.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most ids added.")] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 takes the highest score; else ids are drawn.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from that many only; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest that reach it.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draws; equal in every backend.")] = 0,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends it; repeatable.")
+    ] = None,
+    ignore_end: Annotated[
+        bool, typer.Option("--ignore-end", help="Go on behind the model's own end of text.")
+    ] = False,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="torch, nnx or linen; torch where it is installed.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="For torch, as in cpu, cuda:0 [cpu].")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a text with a saved model.
+
+    Text is turned into ids by the tokenizer.json beside the model, and for a network over 256 ids into bytes.
+    """
+    from isomorph.cli.generate import run
+
+    settings = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
+    }  # fmt: skip
+    run(
+        model, prompt, ids, settings, stop,
+        ignore_end=ignore_end, backend=backend, device=device, json=json, quiet=quiet,
+    )  # fmt: skip
+
+
 @app.command("import")
 def import_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A directory with config.json and its weights.")
+        str, typer.Argument(metavar="SOURCE", help="A directory with config.json and its weights, or hf:owner/name.")
     ],
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="MODEL", help="A .safetensors file, or a directory.")
@@ -250,17 +295,20 @@ def import_(
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or a run's directory.")],
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The directory to write.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: for transformers.")] = "hf",
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: for transformers; onnx; python.")] = "hf",
+    framework: Annotated[str, typer.Option("--framework", help="Of python: torch or nnx.")] = "torch",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a model for another library.
 
-    The network must be laid out as a published family, such as GPT-2, whatever its nodes are called.
+    For transformers the network must be laid out as a published family, such as GPT-2, whatever its nodes
+    are called. ONNX takes any network, of any sizes, and is compared with the reference in onnxruntime. As
+    python, any model or definition becomes source code that needs its framework alone.
     """
     from isomorph.cli.export import run
 
-    run(model, to, out, json=json, quiet=quiet)
+    run(model, to, out, json=json, quiet=quiet, framework=framework)
 
 
 @app.command()

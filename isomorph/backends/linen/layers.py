@@ -50,8 +50,14 @@ class OperatorModule(nn.Module):
             module = layer(child, self.prepared, f"{self.path_in_plan}.{name}", inside(tied, name))
             put(self, name, module, self.operator.name)
 
-    def __call__(self, *inputs: Any, train: bool = False, tied: Mapping[str, jax.Array] | None = None) -> Any:
-        return self.operator.forward(Parts(self, train, tied or {}), PRIMITIVES, *inputs)
+    def __call__(
+        self,
+        *inputs: Any,
+        train: bool = False,
+        tied: Mapping[str, jax.Array] | None = None,
+        primitives: Primitives = PRIMITIVES,
+    ) -> Any:
+        return self.operator.forward(Parts(self, train, tied or {}, primitives), primitives, *inputs)
 
 
 class Parts:
@@ -61,28 +67,37 @@ class Parts:
         module: the module, bound to its variables.
         train: whether dropout acts.
         tied: arrays that take the place of parameters it does not hold, by path inside it.
+        primitives: what the children compute with.
     """
 
-    __slots__ = ("_module", "_tied", "_train")
+    __slots__ = ("_module", "_primitives", "_tied", "_train")
 
-    def __init__(self, module: nn.Module, train: bool, tied: Mapping[str, jax.Array]) -> None:
-        self._module, self._train, self._tied = module, train, tied
+    def __init__(
+        self,
+        module: nn.Module,
+        train: bool,
+        tied: Mapping[str, jax.Array],
+        primitives: Primitives = PRIMITIVES,
+    ) -> None:
+        self._module, self._train, self._tied, self._primitives = module, train, tied, primitives
 
     def __getattr__(self, name: str) -> Any:
         if name in self._tied:
             return self._tied[name]
         value = getattr(self._module, name)
-        return (
-            calling(value, self._train, inside(self._tied, name)) if isinstance(value, nn.Module) else value
-        )
+        if not isinstance(value, nn.Module):
+            return value
+        return calling(value, self._train, inside(self._tied, name), self._primitives)
 
 
-def calling(module: nn.Module, train: bool, tied: Mapping[str, jax.Array]) -> Callable[..., Any]:
-    """The module, told whether it is training and of the tied parameters inside it."""
+def calling(
+    module: nn.Module, train: bool, tied: Mapping[str, jax.Array], primitives: Primitives = PRIMITIVES
+) -> Callable[..., Any]:
+    """The module, told whether it is training, of the tied parameters inside it, and of what to compute with."""
     if isinstance(module, nn.Dropout):
         return partial(module, deterministic=not train)
     if isinstance(module, OperatorModule):
-        return partial(module, train=train, tied=tied)
+        return partial(module, train=train, tied=tied, primitives=primitives)
     return module  # type: ignore[return-value]
 
 

@@ -70,8 +70,10 @@ class OperatorModule(nnx.Module):
         for name, child in operator.child_operators.items():
             put(self, name, layer(child, values, f"{path}.{name}", inside(tied, name)), operator.name)
 
-    def __call__(self, *inputs: Any, tied: Mapping[str, jax.Array] | None = None) -> Any:
-        return self._operator.forward(Parts(self, tied or {}), PRIMITIVES, *inputs)
+    def __call__(
+        self, *inputs: Any, tied: Mapping[str, jax.Array] | None = None, primitives: Primitives = PRIMITIVES
+    ) -> Any:
+        return self._operator.forward(Parts(self, tied or {}, primitives), primitives, *inputs)
 
 
 class Parts:
@@ -80,23 +82,33 @@ class Parts:
     Args:
         module: the module.
         tied: arrays that take the place of parameters it does not hold, by path inside it.
+        primitives: what the children compute with.
     """
 
-    __slots__ = ("_module", "_tied")
+    __slots__ = ("_module", "_primitives", "_tied")
 
-    def __init__(self, module: nnx.Module, tied: Mapping[str, jax.Array]) -> None:
-        self._module, self._tied = module, tied
+    def __init__(
+        self, module: nnx.Module, tied: Mapping[str, jax.Array], primitives: Primitives = PRIMITIVES
+    ) -> None:
+        self._module, self._tied, self._primitives = module, tied, primitives
 
     def __getattr__(self, name: str) -> Any:
         if name in self._tied:
             return self._tied[name]
         value = getattr(self._module, name)
-        return value[...] if isinstance(value, nnx.Variable) else calling(value, inside(self._tied, name))
+        if isinstance(value, nnx.Variable):
+            return value[...]
+        return calling(value, inside(self._tied, name), self._primitives)
 
 
-def calling(module: Any, tied: Mapping[str, jax.Array]) -> Callable[..., Any]:
-    """The module, told of the tied parameters inside it."""
-    return partial(module, tied=tied) if tied else module
+def calling(
+    module: Any, tied: Mapping[str, jax.Array], primitives: Primitives = PRIMITIVES
+) -> Callable[..., Any]:
+    """The module, told of the tied parameters inside it and of what to compute with."""
+    told: dict[str, Any] = {"tied": tied} if tied else {}
+    if primitives is not PRIMITIVES and isinstance(module, OperatorModule):
+        told["primitives"] = primitives
+    return partial(module, **told) if told else module
 
 
 class LayerNorm(nnx.LayerNorm):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from isomorph.backends.contract import DTYPE_KINDS, InputContracts, dtype_name
 from isomorph.backends.torch.layers import layer, refuse_taken
@@ -38,6 +39,8 @@ class Network(nn.Module):
     when the plan has several outputs. Inputs are checked against their contracts in eager mode, and not
     while ``torch.compile`` or ``torch.export`` capture it. It starts in training mode, as every module does.
     """
+
+    _recomputes = False  # whether the backward pass computes anew what is inside a node
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -76,7 +79,12 @@ class Network(nn.Module):
         name = ""
         try:
             for name, takes, makes, frees in self._steps:
-                result = getattr(self, name)(*[values[slot] for slot in takes])
+                module = getattr(self, name)
+                taken = [values[slot] for slot in takes]
+                if self._recomputes and torch.is_grad_enabled():
+                    result = checkpoint(module, *taken, use_reentrant=False)
+                else:
+                    result = module(*taken)
                 if len(makes) == 1:
                     values[makes[0]] = result
                 else:

@@ -1,0 +1,192 @@
+"""What every backend's decoder shares: the order of work, and primitives that remember.
+
+A decoder runs the nodes of a plan on a few new positions at a time. Operators are what they always are: their
+forward computation is given other primitives, under which causal attention keeps keys and values and reads
+those of earlier positions, and under which positions go on where they stopped.
+
+Axis legend: B batch, T new positions, C slots of the cache, K key/value heads, d head width, V vocabulary.
+Every row of a batch uses the same slots; row b begins at slot ``pads[b]``, so its position in slot s is
+``s - pads[b]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from isomorph.plan import Node, Plan
+from isomorph.primitives import Primitives, Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+class Narrowing(NamedTuple):
+    """A value of the plan of which only the last position is needed, and the axis of positions."""
+
+    value: int
+    axis: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a plan generates text.
+
+    Attributes:
+        plan: the network.
+        tokens: the input of ids ``[B, T]``, as an index into ``plan.inputs``.
+        others: further inputs, likewise; all are known before the first id.
+        logits: id of the value that scores the next id at every position.
+        vocabulary: how many ids the network knows.
+        scores: V, how many ids it scores.
+        limit: the most positions, None for any number.
+        fixed: nodes that read no ids, computed once.
+        moving: nodes that do, in order, as far as the scores need them.
+        last: how many of those come before the values are narrowed to the last position.
+        kept: values that the nodes after that read, with their axis of positions.
+    """
+
+    plan: Plan
+    tokens: int
+    others: tuple[int, ...]
+    logits: int
+    vocabulary: int
+    scores: int
+    limit: int | None
+    fixed: tuple[Node, ...]
+    moving: tuple[Node, ...]
+    last: int
+    kept: tuple[Narrowing, ...]
+
+    def __hash__(self) -> int:
+        return hash(self.plan)
+
+
+class Decoder(Protocol):
+    """A model that is generating, with what it remembers."""
+
+    def feed(self, ids: Array, *, wanted: bool) -> Array | None:
+        """Take further ids ``[B, T]``; the scores after the last of them ``[B, V]`` if they are wanted."""
+        ...
+
+
+class DecodingBackend(Protocol):
+    """The functions of a module ``isomorph.backends.<name>.decoding``."""
+
+    def plan_of(self, model: Any) -> Plan:
+        """The plan of a model, or E_ARGUMENT when it is none of this backend's or was taken apart."""
+        ...
+
+    def slots(self, length: int, chunk: int) -> int:
+        """How many slots a prompt of ``length`` ids takes; compiled backends round up to few lengths."""
+        ...
+
+    def start(
+        self, model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]
+    ) -> Decoder:
+        """A decoder that has seen nothing, for ``capacity`` slots."""
+        ...
+
+    def to_numpy(self, ids: Any) -> Array | None:
+        """An array of this backend's kind in NumPy, or None for anything else."""
+        ...
+
+    def like(self, ids: Array, given: Any) -> Any:
+        """The ids as an array of the kind and on the device of ``given``."""
+        ...
+
+
+class Memory(Protocol):
+    """Keys and values so far, and where the new positions stand."""
+
+    def attend(self, call: int, q: Tensor, k: Tensor, v: Tensor, *, window: int, softcap: float) -> Tensor:
+        """Remember ``k, v [B, K, T, d]`` of the ``call``-th attention; what ``q [B, H, T, d]`` finds."""
+        ...
+
+    def positions(self, table: Tensor, length: int) -> Tensor: ...
+
+    def cos_sin(self, length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class RememberingPrimitives:
+    """A backend's primitives for one step of decoding.
+
+    Args:
+        primitives: the backend's own.
+        memory: where causal attention keeps its keys and values.
+    """
+
+    def __init__(self, primitives: Primitives, memory: Memory) -> None:
+        self._primitives, self._calls = primitives, 0
+        self.memory = memory
+        self.positions, self.cos_sin = memory.positions, memory.cos_sin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._primitives, name)
+
+    def restart(self, memory: Memory) -> None:
+        """Begin the next step: attentions are told apart by the order in which they are called."""
+        self.memory, self._calls = memory, 0
+        self.positions, self.cos_sin = memory.positions, memory.cos_sin
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        dropout: Any = None,
+    ) -> Tensor:
+        if not causal:  # of something that was there before the first id
+            return self._primitives.attention(q, k, v, mask, window=window, softcap=softcap)
+        call, self._calls = self._calls, self._calls + 1
+        return self.memory.attend(call, q, k, v, window=window, softcap=softcap)
+
+
+def run_fixed(
+    layout: Layout, layers: Mapping[str, Callable[..., Any]], inputs: Mapping[int, Any]
+) -> dict[int, Any]:
+    """Values by id that no id changes: the further inputs and what is computed from them."""
+    values: dict[int, Any] = dict(inputs)
+    for node in layout.fixed:
+        _run(node, layers, values)
+    return values
+
+
+def run_moving(
+    layout: Layout,
+    layers: Mapping[str, Callable[..., Any]],
+    primitives: Any,
+    ids: Tensor,
+    fixed: Mapping[int, Any],
+    *,
+    wanted: bool,
+) -> Tensor | None:
+    """The scores ``[B, V]`` after the last of the new ids, or None when they are not wanted.
+
+    What comes after the last node that mixes positions is computed for one position alone: scores of a whole
+    prompt may need more memory than all the rest.
+    """
+    values = {**fixed, layout.plan.inputs[layout.tokens][1]: ids}
+    for node in layout.moving[: layout.last]:
+        _run(node, layers, values)
+    if not wanted:
+        return None
+    for value, axis in layout.kept:
+        values[value] = primitives.narrow(values[value], axis, -1, None)
+    for node in layout.moving[layout.last :]:
+        _run(node, layers, values)
+    logits = values[layout.logits]  # (B, 1, V)
+    return primitives.reshape(logits, (logits.shape[0], logits.shape[2]))
+
+
+def _run(node: Node, layers: Mapping[str, Callable[..., Any]], values: dict[int, Any]) -> None:
+    result = layers[node.name](*[None if slot is None else values[slot] for slot in node.call_slots])
+    made = result if isinstance(result, tuple) else (result,)
+    values.update(zip(node.outputs, made, strict=True))

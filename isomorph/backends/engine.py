@@ -1,0 +1,76 @@
+"""What the engines of all frameworks share: the text of a function that runs a rewritten program.
+
+An engine is made for one set of input sizes at a time, as a compiler would: sizes are numbers in the text, and
+which kernel serves a product is decided while it is written. A framework supplies a :class:`Writer`, which knows
+its own expressions; everything else is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from isomorph.engine.rewrite import Op, Rewritten
+
+
+class Writer(Protocol):
+    """A framework's part: expressions, and the constants that they name."""
+
+    def expression(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        """A Python expression for an operation; ``read`` gives the name of a tensor."""
+        ...
+
+    def parameter(self, path: str) -> str:
+        """The name of a parameter that is read as a tensor."""
+        ...
+
+
+def compose(program: Rewritten, writer: Writer, leading: Iterable[str] = ()) -> str:
+    """The source of ``run(<leading>, x0, x1, ...)``, which returns a tuple of the outputs in order.
+
+    A tensor is let go behind its last use, so that no more of them live than in a module's forward.
+    """
+    names: dict[int, str] = {tensor: f"x{i}" for i, tensor in enumerate(program.inputs.values())}
+
+    def read(tensor: int) -> str:
+        if tensor in program.parameters:
+            return writer.parameter(program.parameters[tensor])
+        return names[tensor]
+
+    last = _last_uses(program)
+    lines = []
+    for index, op in enumerate(program.ops):
+        for output in op.outputs:
+            names.setdefault(output, f"t{output}")
+        targets = ", ".join(names[output] for output in op.outputs)
+        lines.append(f"    {targets} = {writer.expression(op, read, program)}")
+        done = [names[tensor] for tensor in last.get(index, ()) if tensor in names]
+        if done:
+            lines.append(f"    del {', '.join(done)}")
+    results = "".join(f"{read(tensor)}, " for tensor in program.outputs.values())
+    arguments = ", ".join([*leading, *(names[tensor] for tensor in program.inputs.values())])
+    return "\n".join([f"def run({arguments}):", *lines, f"    return ({results})", ""])
+
+
+def _last_uses(program: Rewritten) -> dict[int, list[int]]:
+    """For each operation the tensors that nobody reads after it."""
+    kept = set(program.outputs.values()) | set(program.parameters)
+    last: dict[int, int] = {}
+    for index, op in enumerate(program.ops):
+        for tensor in (*op.outputs, *op.reads):
+            if tensor not in kept:
+                last[tensor] = index
+    found: dict[int, list[int]] = {}
+    for tensor, index in last.items():
+        found.setdefault(index, []).append(tensor)
+    return found
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """``(2, 3)`` and ``(2,)`` as source."""
+    return repr(tuple(int(size) for size in shape))
+
+
+def keywords(attributes: Mapping[str, Any]) -> str:
+    """``, axis=1, keepdim=False``."""
+    return "".join(f", {name}={value!r}" for name, value in attributes.items())

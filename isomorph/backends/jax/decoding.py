@@ -1,0 +1,229 @@
+"""Generation in JAX, for both Flax backends: one compiled step, with the memory passed through it.
+
+A step takes parameters, memory and ids as arguments, so that it is compiled once for each length of ids, batch
+and capacity; the buffers of the memory are donated and written in place. Lengths are rounded up to few: what
+is added is padding on the left, which costs a little work and no compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from isomorph.backends.decoding import Layout, RememberingPrimitives, run_fixed, run_moving
+from isomorph.backends.jax import primitives
+from isomorph.operators.declare import Operator
+from isomorph.plan import Plan
+
+Array = np.ndarray[Any, Any]
+Tensor = jax.Array
+
+_LEAST_SLOTS = 16
+_CAPACITY_STEP = 128
+
+Layers = Mapping[str, Callable[..., Any]]
+Bind = Callable[[Any, Any], Layers]
+"""``bind(parameters, primitives)``: the nodes of a model by name, in evaluation mode."""
+
+
+def slots(length: int, chunk: int) -> int:
+    """Powers of two up to the chunk, and multiples of it."""
+    if length >= chunk:
+        return -(-length // chunk) * chunk
+    least = _LEAST_SLOTS
+    while least < length:
+        least *= 2
+    return min(least, chunk)
+
+
+class JaxMemory:
+    """Keys and values ``[B, K, C, d]`` of each attention, as they are after this step.
+
+    Args:
+        keys, values: as the last step left them; empty before the first.
+        offset: the first new slot, traced.
+        pads: the first slot of each row, ``[B]``.
+        capacity: C.
+    """
+
+    def __init__(
+        self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], offset: Any, pads: Tensor, capacity: int
+    ) -> None:
+        self.keys, self.values = list(keys), list(values)
+        self.offset, self.pads, self.capacity = offset, pads, capacity
+
+    def attend(self, call: int, q: Tensor, k: Tensor, v: Tensor, *, window: int, softcap: float) -> Tensor:
+        if call == len(self.keys):
+            shape = (*k.shape[:2], self.capacity, k.shape[3])
+            self.keys.append(jnp.zeros(shape, k.dtype))
+            self.values.append(jnp.zeros(shape, v.dtype))
+        slot = self.offset + jnp.arange(k.shape[2])  # (T,)
+        kept = (slot >= self.pads[:, None])[:, None, :, None]  # what padding holds is never used, NaN neither
+        none = jnp.zeros_like(self.offset)
+        start = (none, none, self.offset, none)
+        self.keys[call] = lax.dynamic_update_slice(self.keys[call], jnp.where(kept, k, 0), start)
+        self.values[call] = lax.dynamic_update_slice(self.values[call], jnp.where(kept, v, 0), start)
+        other = jnp.arange(self.capacity)  # (C,)
+        visible = (other <= slot[:, None]) & (other >= self.pads[:, None, None])  # (B, T, C)
+        if window:
+            visible &= other > slot[:, None] - window
+        return primitives.attend(q, self.keys[call], self.values[call], visible[:, None, None], softcap)
+
+    def positions(self, table: Tensor, length: int) -> Tensor:
+        return table[self._places(length)]  # (B, T, D)
+
+    def cos_sin(self, length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = primitives.cos_sin(self.capacity, frequencies, like)
+        places = self._places(length)
+        return cos[places], sin[places]  # (B, T, d/2)
+
+    def _places(self, length: int) -> Tensor:
+        """Positions ``[B, T]`` of the new slots; those of padding are 0."""
+        return jnp.maximum(self.offset + jnp.arange(length) - self.pads[:, None], 0)
+
+
+class CompiledSteps:
+    """The compiled steps of a model; a subclass says what a step computes.
+
+    Args:
+        layout: how its plan generates text.
+        options: for the compiler.
+    """
+
+    def __init__(self, layout: Layout, options: Mapping[str, Any] | None = None) -> None:
+        self.layout = layout
+        self.traces = 0
+        self.fixed = jax.jit(self._fixed)
+        self.step = jax.jit(
+            self._step,
+            static_argnames=("capacity", "wanted"),
+            donate_argnames=("memory",),
+            compiler_options=dict(options) if options else None,
+        )
+
+    def _fixed(self, parameters: Any, inputs: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Values that no id changes."""
+        raise NotImplementedError
+
+    def _scores(
+        self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool
+    ) -> Tensor | None:
+        """Scores after the last id."""
+        raise NotImplementedError
+
+    def _step(
+        self,
+        parameters: Any,
+        fixed: Mapping[int, Tensor],
+        memory: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+        ids: Tensor,
+        offset: Tensor,
+        pads: Tensor,
+        *,
+        capacity: int,
+        wanted: bool,
+    ) -> tuple[Tensor | None, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+        self.traces += 1
+        state = JaxMemory(*memory, offset, pads, capacity)
+        logits = self._scores(parameters, state, ids, fixed, wanted=wanted)
+        return logits, (tuple(state.keys), tuple(state.values))
+
+
+class CompiledLayout(CompiledSteps):
+    """Steps that call a model's own modules.
+
+    Args:
+        layout: how its plan generates text.
+        bind: gives its layers.
+    """
+
+    def __init__(self, layout: Layout, bind: Bind) -> None:
+        super().__init__(layout)
+        self.bind = bind
+
+    def _fixed(self, parameters: Any, inputs: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return run_fixed(self.layout, self.bind(parameters, None), inputs)
+
+    def _scores(
+        self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool
+    ) -> Tensor | None:
+        remembering: Any = RememberingPrimitives(primitives, memory)
+        layers = self.bind(parameters, remembering)
+        return run_moving(self.layout, layers, primitives, ids, fixed, wanted=wanted)
+
+
+@dataclass
+class JaxDecoder:
+    """See :class:`isomorph.backends.decoding.Decoder`."""
+
+    compiled: CompiledSteps
+    parameters: Any
+    fixed: Any
+    capacity: int
+    pads: Tensor
+    memory: Any = ((), ())
+    offset: int = 0
+
+    def feed(self, ids: Array, *, wanted: bool) -> Array | None:
+        logits, self.memory = self.compiled.step(
+            self.parameters,
+            self.fixed,
+            self.memory,
+            jnp.asarray(ids, jnp.int32),
+            np.int32(self.offset),
+            self.pads,
+            capacity=self.capacity,
+            wanted=wanted,
+        )
+        self.offset += ids.shape[1]
+        return None if logits is None else np.asarray(logits)
+
+
+def decoder(
+    compiled: CompiledSteps, parameters: Any, capacity: int, pads: Array, inputs: Mapping[str, Any]
+) -> JaxDecoder:
+    """A decoder; the capacity is rounded up, so that few are compiled for."""
+    layout = compiled.layout
+    given = {layout.plan.inputs[i][1]: jnp.asarray(inputs[layout.plan.inputs[i][0]]) for i in layout.others}
+    fixed = compiled.fixed(parameters, given) if layout.others or layout.fixed else {}
+    rounded = -(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP
+    return JaxDecoder(compiled, parameters, fixed, rounded, jnp.asarray(pads, jnp.int32))
+
+
+def plan_of(model: Any) -> Plan:
+    return model.plan
+
+
+def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]) -> JaxDecoder:
+    """A decoder of a prepared model."""
+    model.refresh()
+    compiled, weights = model.steps(layout)
+    return decoder(compiled, weights, capacity, pads, inputs)
+
+
+def composites(plan: Plan) -> list[tuple[str, Operator]]:
+    """Paths of the operators that generation runs itself, which nothing else may stand in for."""
+
+    def inside(path: str, operator: Operator) -> list[tuple[str, Operator]]:
+        if operator.leaf is not None:
+            return []
+        found = [(path, operator)]
+        for name, child in operator.child_operators.items():
+            found += inside(f"{path}.{name}", child)
+        return found
+
+    return [entry for node in plan.nodes for entry in inside(node.name, node.operator)]
+
+
+def to_numpy(ids: Any) -> Array | None:
+    return np.asarray(ids) if isinstance(ids, jax.Array) else None
+
+
+def like(ids: Array, given: Any) -> Any:
+    return jnp.asarray(ids, given.dtype)

@@ -1,0 +1,54 @@
+"""Generation with an NNX model: see :mod:`isomorph.backends.jax.decoding`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, reduce
+from typing import Any
+
+from flax import nnx
+
+from isomorph.backends.decoding import Layout
+from isomorph.backends.jax import decoding
+from isomorph.backends.jax.decoding import Array, CompiledLayout, JaxDecoder, Layers, like, slots, to_numpy
+from isomorph.backends.nnx.build import Network
+from isomorph.backends.nnx.layers import PRIMITIVES, OperatorModule, calling
+from isomorph.errors import IsomorphError, shorten
+from isomorph.plan import Plan
+
+__all__ = ["like", "plan_of", "slots", "start", "to_numpy"]
+
+
+def plan_of(model: nnx.Module) -> Plan:
+    if not isinstance(model, Network):
+        got = shorten(type(model).__name__)
+        raise IsomorphError("E_ARGUMENT", f"expected a network from isomorph.nnx.build, got {got}")
+    for path, operator in decoding.composites(model.plan):
+        module = reduce(getattr, path.split("."), model)
+        if not isinstance(module, OperatorModule):
+            raise IsomorphError(
+                "E_ARGUMENT",
+                f"{path} ({operator.name}) was replaced by {type(module).__name__}, which cannot take part in generation",
+                hints=["replace layers such as linear inside it, or change the definition"],
+            )
+    return model.plan
+
+
+def start(
+    model: nnx.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]
+) -> JaxDecoder:
+    definition, state = nnx.split(model)
+    return decoding.decoder(_compiled(definition, layout), state, capacity, pads, inputs)
+
+
+@lru_cache(maxsize=16)
+def _compiled(definition: Any, layout: Layout) -> CompiledLayout:
+    def bind(state: Any, primitives: Any) -> Layers:
+        model = nnx.merge(definition, state)  # a copy, so that its mode may be changed
+        model.eval()
+        return {
+            node.name: calling(getattr(model, node.name), model._tied(node), primitives or PRIMITIVES)
+            for node in layout.plan.nodes
+        }
+
+    return CompiledLayout(layout, bind)

@@ -1,0 +1,513 @@
+"""Prepared inference in PyTorch: a plan's rewritten program as one function of tensors.
+
+The function is written for the sizes of the inputs at hand and kept for the next call with the same ones.
+Weights are derived and packed once. See :mod:`isomorph.engine.rewrite` for what is rewritten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from isomorph.backends.engine import compose, keywords, shape_text
+from isomorph.backends.torch import kernels, primitives
+from isomorph.backends.torch.build import Network
+from isomorph.backends.torch.weights import unwrap
+from isomorph.backends.trace.build import trace
+from isomorph.engine import derived
+from isomorph.engine.derived import Weight
+from isomorph.engine.rewrite import Op, Rewritten, rewritten
+
+Tensor = torch.Tensor
+MOST_PROGRAMS = 64
+"""How many sets of sizes are kept; beyond them the oldest is written again when it is met."""
+
+
+class Engine:
+    """A model, prepared. Made by :func:`prepare`; takes and returns what the model does.
+
+    It computes without gradients and without dropout. Every call looks whether the model changed
+    (:class:`~isomorph.backends.torch.watching.Watch` says what is noticed), and prepares anew if so. A model
+    that is no longer what its plan says, because of a hook or of another layer, is called itself.
+    """
+
+    def __init__(self, network: Network, dtype: str | None) -> None:
+        self.plan, self.network = network.plan, network
+        self._contracts, self._float_inputs = network._contracts, network._compute_inputs
+        self._names = [name for name, _ in self.plan.outputs]
+        self._dtype = dtype
+        self._expected = expected_parts(self.plan)
+        self._lock = Lock()
+        self._told: set[str] = set()
+        count_fused_steps()
+        self._state = self._derived()
+
+    def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
+        tensors = self._contracts.bind(inputs, named)
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                self.network._refuse_type(tensors)
+        sizes = self._contracts.check(tensors)
+        state = self.current()
+        if state.departure or torch.is_autocast_enabled(state.store.device.type):
+            return self._by_model(tensors)
+        for index in self._float_inputs:
+            if tensors[index].dtype != state.store.model_dtype:
+                self.network._check_dtype(index, tensors[index])
+        program = state.programs.get((*sizes.values(),)) or self._written(state, sizes)
+        if program is None:
+            return self._by_model(tensors)
+        results = self._run(program, state, sizes, tensors)
+        if len(results) == 1:
+            return results[0]
+        return dict(zip(self._names, results, strict=True))
+
+    def current(self) -> State:
+        """What was derived from the model as it is now; prepared anew if it changed since."""
+        state = self._state
+        if not state.departure and state.watch.unchanged():
+            return state
+        with self._lock:
+            state = self._state
+            if state.departure or not state.watch.unchanged():
+                state = self._state = self._derived()
+        if state.departure:
+            self._say(state.departure)
+        return state
+
+    def _derived(self) -> State:
+        watch = Watch(self.network)  # before anything is read: what changes meanwhile is noticed by the next call
+        found = departure(self.network, self._expected)
+        return State(watch, Store(self.network, self._dtype), found)
+
+    def _run(
+        self, program: Program, state: State, sizes: Mapping[str, int], tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        try:
+            with torch.no_grad():
+                if not program.summing:
+                    return program.run(*tensors)
+                sums: list[Tensor] = []
+                results = program.run(sums, *tensors)
+                total = float(torch.stack(sums).sum())
+            if total - total == 0:
+                return results
+            careful = self._written(state, sizes, careful=True)
+            with torch.no_grad():
+                return results if careful is None else careful.run(*tensors)
+        except Exception as error:
+            self._tell_where(error, program)
+            raise
+
+    def _written(self, state: State, sizes: Mapping[str, int], *, careful: bool = False) -> Program | None:
+        """The program for some sizes; None when there is none, and the model says why itself."""
+        key = ("careful", *sizes.values()) if careful else (*sizes.values(),)
+        known = state.programs.get(key)
+        if known is not None:
+            return known
+        if sizes.keys() != set(self.plan.symbols):
+            return None  # the inputs' shapes leave a size open
+        try:
+            program = state.write(rewritten(trace(self.plan, sizes)), careful)
+        except IsomorphError:  # such as a mean over no tokens
+            return None
+        state.programs[key] = program
+        if len(state.programs) > MOST_PROGRAMS:
+            with suppress(KeyError):  # another thread was first
+                state.programs.popitem(last=False)
+        return program
+
+    def _by_model(self, tensors: Sequence[Tensor]) -> Any:
+        with torch.no_grad():
+            return in_evaluation(self.network)(*tensors)
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            warnings.warn(
+                f"isomorph: the prepared model calls the model itself, since {reason}; "
+                "it is faster again when that is undone",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _tell_where(self, error: Exception, program: Program) -> None:
+        """Add the node, as an error of the model does."""
+        step = error.__traceback__
+        while step is not None:
+            if step.tb_frame.f_code.co_filename == PROGRAM and step.tb_lineno <= len(program.paths):
+                node = program.paths[step.tb_lineno - 1].partition(".")[0]
+                if node:
+                    self.network._tell_where(error, node)
+                return
+            step = step.tb_next
+
+
+PROGRAM = "<prepared>"
+
+
+class Program(NamedTuple):
+    """A rewritten program as a function.
+
+    Attributes:
+        run: from tensors to the tuple of outputs; with ``summing`` it takes a list first.
+        summing: whether it adds to that list the sum of what every causal attention gives. Kernels multiply
+            what a query may not see by zero, which lets a NaN through; then these are not finite.
+        paths: which operator each line of its source belongs to.
+    """
+
+    run: Callable[..., tuple[Tensor, ...]]
+    summing: bool
+    paths: tuple[str, ...]
+
+
+class State:
+    """A model at one moment, and what was derived from it.
+
+    Attributes:
+        watch: tells whether the model is still as it was.
+        store: derived weights.
+        departure: what makes the model another than its plan says; then nothing is derived.
+        programs: by sizes.
+        steps: of generation, by sizes.
+    """
+
+    def __init__(self, watch: Watch, store: Store, departure: str) -> None:
+        self.watch, self.store, self.departure = watch, store, departure
+        self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self.steps: OrderedDict[Any, Any] = OrderedDict()
+
+    def write(self, program: Rewritten, careful: bool) -> Program:
+        """A function of the model's inputs.
+
+        Args:
+            program: what it computes.
+            careful: whether it keeps what is not finite from queries that may not see it, in every attention.
+        """
+        store = self.store
+        summing = not careful and any(map(_hides_positions, program.ops))
+        writer = TorchWriter(store, careful=careful)
+        with torch.no_grad():
+            text = compose(program, writer, leading=["S"] if summing else [])
+        run = defined(text, writer.scope)
+        if store.device.type == "cuda":
+            run = compiled(run)
+        if store.compute_dtype != store.model_dtype:
+            floating = [program.dtypes[tensor].startswith(("float", "bfloat")) for tensor in program.inputs.values()]
+            run = _casting(run, [False, *floating] if summing else floating, store.compute_dtype, store.model_dtype)
+        return Program(run, summing, tuple(line.partition(PATH_MARK)[2] for line in text.splitlines()))
+
+
+def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """The function ``run`` of a source. The scope does not name it, so that both go with the last reference."""
+    exec(compile(text, PROGRAM, "exec"), scope)
+    return scope.pop("run")
+
+
+def _hides_positions(op: Op) -> bool:
+    told = op.attributes
+    return op.kind == "attention" and not told["mask"] and bool(told["causal"] or told["window"])
+
+
+def _casting(
+    run: Callable[..., tuple[Tensor, ...]], floating: Sequence[bool], inner: torch.dtype, outer: torch.dtype
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function in another dtype, its inputs and outputs in the model's."""
+
+    def cast(*given: Any) -> tuple[Tensor, ...]:
+        tensors = [x.to(inner) if is_float else x for x, is_float in zip(given, floating, strict=True)]
+        return tuple(y.to(outer) if y.is_floating_point() else y for y in run(*tensors))
+
+    return cast
+
+
+def compiled(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """On a GPU: by ``torch.compile`` from the second call on, and as it is where that fails."""
+    found: list[Any] = []
+
+    def call(*tensors: Any) -> tuple[Tensor, ...]:
+        if not found:  # sizes that are met once are not worth compiling for
+            results = run(*tensors)
+            found.append(torch.compile(run, dynamic=False))
+            return results
+        try:
+            return found[0](*tensors)
+        except Exception as error:
+            results = run(*tensors)  # an error of the inputs is raised here, in the framework's own words
+            if found[0] is not run:
+                found[0] = run
+                reason = str(error).partition("\n")[0]
+                warnings.warn(
+                    f"isomorph: torch.compile failed for a prepared model ({reason}); it runs uncompiled",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return results
+
+    return call
+
+
+class Store:
+    """What was derived from a model's weights, each once.
+
+    Args:
+        network: the model.
+        mode: the compute dtype, or ``int8`` for weights of eight bits and bfloat16 elsewhere.
+    """
+
+    def __init__(self, network: Network, mode: str) -> None:
+        self._network, self._kept = network, {}
+        first = next((p for p in network.parameters() if p.is_floating_point()), None)
+        self.model_dtype = first.dtype if first is not None else getattr(torch, network.plan.dtype)
+        self.device = first.device if first is not None else torch.device("cpu")
+        same = mode == network.plan.dtype
+        self.compute_dtype = (
+            self.model_dtype if same else torch.bfloat16 if mode == "int8" else getattr(torch, mode)
+        )
+        self.eight_bits = mode == "int8"
+
+    def tensor(self, weight: Weight) -> Tensor:
+        """An expression's value in the compute dtype; a lone parameter shares the model's memory."""
+        return self._once(
+            ("tensor", weight), lambda: derived.evaluate(weight, self).detach().to(self.compute_dtype)
+        )
+
+    def packed(self, weight: Weight, rows: int) -> Tensor:
+        """The value as oneDNN wants it."""
+        operators = kernels.onednn()
+        assert operators is not None
+        return self._once(("packed", weight), lambda: operators.pack(self._unkept(weight), rows))
+
+    def quantized(self, weight: Weight) -> tuple[Tensor, Tensor]:
+        """``[O, I]`` as integers from -127 to 127, and the step of each row."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            wide = derived.evaluate(weight, self).detach().float()
+            step = wide.abs().amax(1).clamp(min=1e-30) / 127
+            return (wide / step[:, None]).round().to(torch.int8), step.to(torch.bfloat16)
+
+        return self._once(("quantized", weight), make)
+
+    def _unkept(self, weight: Weight) -> Tensor:
+        kept = self._kept.get(("tensor", weight))
+        return derived.evaluate(weight, self).detach().to(self.compute_dtype) if kept is None else kept
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    # -- the arithmetic of derived weights
+
+    def parameter(self, path: str) -> Tensor:
+        return self._network.get_parameter(path).detach()
+
+    def wide(self, array: Tensor) -> Tensor:
+        return array.double()
+
+    def zeros(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=self.compute_dtype, device=self.device)
+
+    def join(self, arrays: list[Tensor]) -> Tensor:
+        return torch.cat([array.to(self.compute_dtype) for array in arrays])
+
+
+class TorchWriter:
+    """See :class:`isomorph.backends.engine.Writer`.
+
+    Attributes:
+        scope: what the expressions name.
+
+    Args:
+        store: the weights.
+        remembering: whether causal attention and positions are those of a memory, the argument ``M``.
+    """
+
+    def __init__(self, store: Store, *, remembering: bool = False) -> None:
+        self._store, self._remembering = store, remembering
+        self._calls = 0
+        self.scope: dict[str, Any] = {
+            "P": primitives,
+            "layer_norm": functional.layer_norm,
+            "rms_norm": functional.rms_norm,
+            "linear": functional.linear,
+            "addmm": torch.addmm,
+            "sdpa": functional.scaled_dot_product_attention,
+        }
+
+    def name(self, value: Any, kind: str) -> str:
+        """A name for a constant."""
+        name = f"{kind}{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def parameter(self, path: str) -> str:
+        return self.name(self._store.tensor(derived.Parameter(path)), "p")
+
+    def expression(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        write = getattr(self, f"_{op.kind}", None)
+        if write is not None:
+            return write(op, read, program)
+        return f"P.{op.kind}({', '.join(map(read, op.inputs))}{keywords(op.attributes)})"
+
+    # -- arithmetic
+
+    def _sides(self, op: Op, read: Callable[[int], str]) -> tuple[str, str]:
+        tensors = [read(tensor) for tensor in op.inputs]
+        left = repr(op.attributes["left"]) if "left" in op.attributes else tensors.pop(0)
+        right = repr(op.attributes["right"]) if "right" in op.attributes else tensors.pop(0)
+        return left, right
+
+    def _add(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        return " + ".join(self._sides(op, read))
+
+    def _subtract(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        return " - ".join(self._sides(op, read))
+
+    def _multiply(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        return " * ".join(self._sides(op, read))
+
+    # -- shapes
+
+    def _reshape(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        return f"{read(op.inputs[0])}.reshape{shape_text(program.shapes[op.outputs[0]])}"
+
+    def _expand(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        return f"{read(op.inputs[0])}.expand{shape_text(program.shapes[op.outputs[0]])}"
+
+    def _permute(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        axes = op.attributes["axes"]
+        if sorted(axes) == list(range(len(axes))) and sum(i != axis for i, axis in enumerate(axes)) == 2:
+            a, b = (i for i, axis in enumerate(axes) if i != axis)
+            return f"{read(op.inputs[0])}.transpose({a}, {b})"
+        return f"{read(op.inputs[0])}.permute{shape_text(axes)}"
+
+    def _narrow(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        axis, start = op.attributes["axis"], op.attributes["start"]
+        length = program.shapes[op.outputs[0]][axis]
+        whole = program.shapes[op.inputs[0]][axis]
+        return f"{read(op.inputs[0])}.narrow({axis}, {start % whole if whole else 0}, {length})"
+
+    def _concatenate(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        parts = "".join(f"{read(tensor)}, " for tensor in op.inputs)
+        return f"P.concatenate(({parts}), {op.attributes['axis']})"
+
+    def _heads(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        B, T, H, d = op.attributes["shape"]
+        parts = op.attributes["parts"]
+        return f"{read(op.inputs[0])}.view({B}, {T}, {parts}, {H}, {d}).permute(2, 0, 3, 1, 4).unbind(0)"
+
+    # -- tables
+
+    def _positions(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        if self._remembering:
+            return f"M.positions({read(op.inputs[0])}, {op.attributes['length']})"
+        return f"{read(op.inputs[0])}[:{op.attributes['length']}]"
+
+    def _cos_sin(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        like = torch.empty(0, dtype=self._store.compute_dtype, device=self._store.device)
+        if self._remembering:
+            told = f"{op.attributes['length']}, {self.name(op.attributes['frequencies'], 'rates')}"
+            return f"M.cos_sin({told}, {self.name(like, 'like')})"
+        tables = primitives.cos_sin(op.attributes["length"], op.attributes["frequencies"], like)
+        return self.name(tables, "tables")
+
+    # -- norms, products, attention
+
+    def _optional(self, weight: Weight | None) -> str:
+        return "None" if weight is None else self.name(self._store.tensor(weight), "w")
+
+    def _layer_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        width = shape_text(program.shapes[op.outputs[0]][-1:])
+        weight, bias = self._optional(op.weight), self._optional(op.bias)
+        return f"layer_norm({read(op.inputs[0])}, {width}, {weight}, {bias}, {op.attributes['eps']!r})"
+
+    def _rms_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        weight = self._optional(op.weight)
+        return f"P.rms_norm({read(op.inputs[0])}, {weight}{keywords(op.attributes)})"
+
+    def _attention(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        q, k, v = map(read, op.inputs[:3])
+        told = op.attributes
+        if self._remembering and told["causal"]:
+            call, self._calls = self._calls, self._calls + 1
+            return f"M.attend({call}, {q}, {k}, {v}, window={told['window']}, softcap={told['softcap']!r})"
+        shapes = [program.shapes[tensor] for tensor in op.inputs[:2]]
+        (_, H, T, _), (_, K, S, _) = shapes
+        if told["mask"]:
+            return f"P.attention({q}, {k}, {v}, {read(op.inputs[3])}{keywords(_without(told, 'mask'))})"
+        if told["softcap"] or told["window"] or (told["causal"] and T != S):
+            return f"P.attend({q}, {k}, {v}, None{keywords(_without(told, 'mask'))})"
+        options = (", is_causal=True" if told["causal"] else "") + (", enable_gqa=True" if H != K else "")
+        return f"sdpa({q}, {k}, {v}{options})"
+
+    def _linear(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        if op.weight is None:
+            return f"P.linear({', '.join(map(read, op.inputs))})"
+        x = read(op.inputs[0])
+        shape = program.shapes[op.inputs[0]]
+        rows = 1
+        for size in shape[:-1]:
+            rows *= size
+        other = None if op.residual is None else read(op.residual)
+        if self._store.eight_bits:
+            return self._finish(self._by_eight_bits(op, x, program), op, other)
+        weight = self._store._unkept(op.weight)
+        bias = self._optional(op.bias)
+        if kernels.prefers_onednn(rows, weight):
+            return self._by_onednn(op, x, rows, bias, other)
+        name = self.name(self._store.tensor(op.weight), "w")
+        if len(shape) == 2 and op.bias is not None:
+            transposed = self.name(self._store.tensor(op.weight).t(), "w")
+            return self._finish(f"addmm({bias}, {x}, {transposed})", op, other)
+        return self._finish(f"linear({x}, {name}, {bias})", op, other)
+
+    def _by_onednn(self, op: Op, x: str, rows: int, bias: str, other: str | None) -> str:
+        assert op.weight is not None
+        operators = kernels.onednn()
+        assert operators is not None
+        self.scope["onednn_linear"], self.scope["onednn_add"] = operators.linear, operators.add
+        packed = self.name(self._store.packed(op.weight, rows), "w")
+        if other is not None:
+            return f'onednn_add({x}, {other}, {packed}, {bias}, "add")'
+        attr, algorithm = "none", ""
+        if op.activation is not None:
+            known = kernels.fused(op.activation[0], dict(op.activation[1]))
+            if known is None:
+                return self._finish(f'onednn_linear({x}, {packed}, {bias}, "none", [], "")', op, None)
+            attr, algorithm = known
+        return f'onednn_linear({x}, {packed}, {bias}, "{attr}", [], "{algorithm}")'
+
+    def _by_eight_bits(self, op: Op, x: str, program: Rewritten) -> str:
+        assert op.weight is not None
+        integers, steps = self._store.quantized(op.weight)
+        self.scope["int8_linear"] = torch.ops.aten._weight_int8pack_mm.default
+        shape = program.shapes[op.inputs[0]]
+        flat = x if len(shape) == 2 else f"{x}.reshape(-1, {shape[-1]})"
+        product = f"int8_linear({flat}, {self.name(integers, 'w')}, {self.name(steps, 'w')})"
+        if len(shape) != 2:
+            product += f".view{shape_text((*shape[:-1], integers.shape[0]))}"
+        return product if op.bias is None else f"({product} + {self._optional(op.bias)})"
+
+    def _finish(self, product: str, op: Op, other: str | None) -> str:
+        """The activation behind a product, or the tensor added to it."""
+        if other is not None:
+            return f"{product} + {other}"
+        if op.activation is None:
+            return product
+        name, attributes = op.activation
+        return f"P.{name}({product}{keywords(dict(attributes))})"
+
+
+def _without(attributes: Any, name: str) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if key != name}
+
+
+def prepare(model: nn.Module, dtype: str | None = None) -> Engine:
+    """A faster function of the same inputs and outputs; see :func:`isomorph.prepare`."""
+    return Engine(unwrap(model), dtype)

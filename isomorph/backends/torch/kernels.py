@@ -1,0 +1,130 @@
+"""Products of a tensor and a weight that stays: which kernel is fastest for which sizes.
+
+PyTorch multiplies float32 on the CPU by MKL, which is slow on processors that it was not made for; oneDNN, which
+PyTorch brings as well, is not. Its operators are PyTorch's own and not public, so their presence, and that they
+compute the right thing, is looked at once, and everything works without them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+Tensor = torch.Tensor
+
+SMALL = 1 << 22
+"""Multiplications below which a product is not worth packing a weight for: the call costs more."""
+_TRIES = 3
+
+_FUSED: dict[tuple[str, str], tuple[str, str]] = {
+    ("gelu", "none"): ("gelu", "none"),
+    ("gelu", "tanh"): ("gelu", "tanh"),
+    ("relu", ""): ("relu", ""),
+    ("silu", ""): ("swish", ""),
+    ("tanh", ""): ("tanh", ""),
+    ("sigmoid", ""): ("sigmoid", ""),
+}
+"""oneDNN's names of the activations that it computes with a product."""
+
+
+class OneDNN(NamedTuple):
+    """oneDNN's operators."""
+
+    pack: Callable[..., Tensor]
+    linear: Callable[..., Tensor]
+    add: Callable[..., Tensor]
+
+
+@lru_cache(maxsize=1)
+def onednn() -> OneDNN | None:
+    """oneDNN's products with packed weights, or None where this build of PyTorch has none that work.
+
+    What is missing is said once, as a warning.
+    """
+    try:
+        operators = torch.ops.mkldnn
+        found = OneDNN(
+            operators._reorder_linear_weight.default,
+            operators._linear_pointwise.default,
+            operators._linear_pointwise.binary,
+        )
+        problem = _wrong(found)
+    except (AttributeError, RuntimeError, TypeError) as error:
+        found, problem = None, str(error).splitlines()[0]
+    if not problem:
+        return found
+    warnings.warn(
+        f"isomorph: oneDNN's products are not usable here ({problem}); PyTorch's usual ones are taken",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def _wrong(kernels: OneDNN) -> str:
+    """What a small product gets wrong, or nothing."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, b, other = (torch.randn(s, generator=generator) for s in ((3, 8), (5, 8), (5,), (3, 5)))
+    packed = kernels.pack(w, 3)
+    plain = torch.addmm(b, x, w.t())
+    for found, expected in (
+        (kernels.linear(x, packed, b, "none", [], ""), plain),
+        (kernels.linear(x, packed, b, "gelu", [], "none"), functional.gelu(plain)),
+        (kernels.add(x, other, packed, b, "add"), plain + other),
+    ):
+        if not torch.allclose(found, expected, rtol=0, atol=1e-5):
+            return "they compute something else"
+    return ""
+
+
+def activation(name: str, attributes: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """An activation by its primitive."""
+    from isomorph.backends.torch import primitives
+
+    function = getattr(primitives, name)
+    return (lambda x: function(x, **attributes)) if attributes else function
+
+
+def fused(name: str, attributes: dict[str, Any]) -> tuple[str, str] | None:
+    """oneDNN's name for an activation, or None."""
+    return _FUSED.get((name, attributes.get("approximate", "")))
+
+
+_choices: dict[tuple[Any, ...], bool] = {}
+
+
+def prefers_onednn(rows: int, weight: Tensor) -> bool:
+    """Whether oneDNN multiplies ``[rows, I]`` by this weight ``[O, I]`` faster, measured once per class of sizes.
+
+    A class is the shape of the weight, its dtype, the number of threads, and the rows to the next power of two.
+    """
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if rows * weight.numel() < SMALL or onednn() is None:
+        return False
+    kind = (max(rows, 1).bit_length(), *weight.shape, weight.dtype, torch.get_num_threads())
+    if kind not in _choices:
+        _choices[kind] = _measured(rows, weight)
+    return _choices[kind]
+
+
+def _measured(rows: int, weight: Tensor) -> bool:
+    kernels = onednn()
+    assert kernels is not None
+    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
+    packed = kernels.pack(weight, rows)
+    best = [float("inf"), float("inf")]
+    for _ in range(_TRIES):  # by turns, so that both meet the same machine
+        for which, multiply in enumerate(
+            (lambda: functional.linear(x, weight), lambda: kernels.linear(x, packed, None, "none", [], ""))
+        ):
+            start = perf_counter()
+            multiply()
+            best[which] = min(best[which], perf_counter() - start)
+    return best[1] < best[0]

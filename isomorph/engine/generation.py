@@ -1,0 +1,339 @@
+"""Text from a causal network, an id at a time, with keys and values of earlier positions kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isomorph.backends.decoding import Array, DecodingBackend, Layout
+from isomorph.engine.layout import decoding_layout
+from isomorph.engine.models import part_of_backend
+from isomorph.engine.sampling import Sampling
+from isomorph.errors import IsomorphError, shorten
+
+PREFILL_CHUNK = 512
+"""How many positions of a prompt are computed at a time."""
+
+_FILL = 0  # what stands in padding: any id that the network knows
+
+
+class Prompt(NamedTuple):
+    """Ids of a batch, shorter rows filled up on the left.
+
+    Attributes:
+        ids: ``[B, T]``, int64.
+        pads: how many of them are filling, ``[B]``.
+    """
+
+    ids: Array
+    pads: Array
+
+
+def generate(
+    model: Any,
+    ids: Any,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: int | Sequence[int] = (),
+    *,
+    mask: Any = None,
+    inputs: Mapping[str, Any] | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+) -> Any:
+    """Continue ids with those that the network scores highest, or draws.
+
+    Every position is computed once: keys and values are kept. Scores are computed for the last position
+    alone. Dropout does not act, whatever mode the model is in, and the model is left as it is.
+
+    Args:
+        model: from ``isomorph.torch.build`` or ``isomorph.nnx.build``, or a bound Linen module,
+            ``isomorph.linen.build(plan).bind(variables)``; of any plan in which a position sees the past
+            alone.
+        ids: a prompt ``[T]`` or prompts ``[B, T]`` as integers: an array, a tensor, or lists, whose rows may
+            differ in length.
+        max_new_tokens: how many ids to add, from 0.
+        temperature: 0 takes the highest score; else ids are drawn, the more evenly the higher it is.
+        top_k: draw from the ``top_k`` highest scores only; 0 for all.
+        top_p: draw from the fewest ids whose probabilities reach it, after ``top_k``; 1 for all.
+        seed: of the draws. Equal seeds give equal ids in every backend.
+        stop: an id, or several, that end a row. It is part of the result, and fills the row up to the length
+            of the longest.
+        mask: for an array whose rows are filled up on the left: ``[B, T]``, True where there is an id.
+        inputs: further inputs of the network by name, such as an encoder's.
+        prefill_chunk: how many positions of the prompt are computed at a time.
+
+    Returns:
+        The prompt and what follows, ``[T + n]`` or ``[B, T + n]`` with ``n <= max_new_tokens``: a tensor or
+        array of the kind of ``ids``, a NumPy array (int64) for lists. Lists of unequal rows are filled up
+        on the left with 0.
+
+    Raises:
+        IsomorphError: E_ARGUMENT when the network cannot generate text, with the node that is in the way, or
+            for an argument out of range; E_RUNTIME when ids are outside the table or more positions are
+            needed than the network has.
+    """
+    backend, layout, prompt = _prepared(model, ids, mask)
+    steps = _steps(
+        model, backend, layout, prompt, max_new_tokens,
+        Sampling(temperature, top_k, top_p, seed), stop, inputs, prefill_chunk,
+    )  # fmt: skip
+    whole = np.concatenate([prompt.ids, *(new[:, None] for new in steps)], axis=1)
+    whole = whole[0] if _is_row(ids) else whole
+    return backend.like(whole, ids) if backend.to_numpy(ids) is not None else whole
+
+
+def stream(
+    model: Any,
+    ids: Any,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: int | Sequence[int] = (),
+    *,
+    mask: Any = None,
+    inputs: Mapping[str, Any] | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+) -> Iterator[Array]:
+    """What :func:`generate` adds, as it comes: an int64 array ``[B]`` for every step, ``[1]`` for one prompt.
+
+    A row that has ended repeats the id that ended it. Arguments and errors are those of :func:`generate`;
+    errors of arguments come at the call.
+    """
+    backend, layout, prompt = _prepared(model, ids, mask)
+    return _steps(
+        model, backend, layout, prompt, max_new_tokens,
+        Sampling(temperature, top_k, top_p, seed), stop, inputs, prefill_chunk,
+    )  # fmt: skip
+
+
+def _prepared(model: Any, ids: Any, mask: Any) -> tuple[DecodingBackend, Layout, Prompt]:
+    backend = backend_of(model)
+    layout = decoding_layout(backend.plan_of(model))
+    array = backend.to_numpy(ids)
+    shown = backend.to_numpy(mask)
+    return (
+        backend,
+        layout,
+        read_prompt(ids if array is None else array, mask if shown is None else shown, layout.vocabulary),
+    )
+
+
+def backend_of(model: Any) -> DecodingBackend:
+    """What generates with a model; E_ARGUMENT when it is none."""
+    return part_of_backend(model, "decoding")[1]
+
+
+# -- the prompt ----------------------------------------------------------------------------------------
+
+
+def _is_row(ids: Any) -> bool:
+    """Whether the ids are one prompt and no batch."""
+    shape = getattr(ids, "shape", None)
+    if shape is not None:
+        return len(shape) == 1
+    return not any(isinstance(row, Sequence | np.ndarray) for row in ids)
+
+
+def read_prompt(ids: Any, mask: Any, vocabulary: int) -> Prompt:
+    """Ids of any form as a batch.
+
+    Raises:
+        IsomorphError: E_ARGUMENT for what are no prompts; E_RUNTIME for an id outside the table.
+    """
+    rows = _rows(ids)
+    lengths = [len(row) for row in rows]
+    T = max(lengths, default=0)
+    if _has_shape(ids):
+        T = ids.shape[1]
+    batch = np.full((len(rows), T), _FILL, dtype=np.int64)
+    for row, given in zip(batch, rows, strict=True):
+        row[T - len(given) :] = given
+    pads = np.array([T - length for length in lengths], dtype=np.int64)
+    if mask is not None:
+        pads = pads + _padding(mask, batch.shape)
+    if (pads >= T).any() if len(rows) else T == 0 and not _has_shape(ids):
+        index = int((pads >= T).argmax()) if len(rows) else 0
+        raise IsomorphError(
+            "E_ARGUMENT", f"the prompt of row {index} is empty", hints=["give every row at least one id"]
+        )
+    filled = np.arange(T) < pads[:, None]
+    batch[filled] = _FILL
+    outside = (batch < 0) | (batch >= vocabulary)
+    if vocabulary and outside.any():
+        from isomorph.backends.contract import outside_table
+
+        raise outside_table(int(batch[outside][0]), vocabulary)
+    return Prompt(batch, pads)
+
+
+def _has_shape(ids: Any) -> bool:
+    return len(getattr(ids, "shape", ())) == 2
+
+
+def _rows(ids: Any) -> list[Array]:
+    if isinstance(ids, str | bytes) or not (hasattr(ids, "__array__") or isinstance(ids, Sequence)):
+        raise _no_prompt(ids)
+    if hasattr(ids, "__array__"):
+        array = np.asarray(ids)
+        if array.ndim not in (1, 2):
+            raise _no_prompt(ids)
+        rows = [array] if array.ndim == 1 else list(array)
+        kind = array.dtype
+    else:
+        given = [ids] if _is_row(ids) else list(ids)
+        try:
+            rows = [np.asarray(row) if len(row) else np.zeros(0, np.int64) for row in given]
+        except (TypeError, ValueError):
+            raise _no_prompt(ids) from None
+        kind = next((row.dtype for row in rows if row.dtype.kind not in "iu"), np.dtype(np.int64))
+    if kind.kind not in "iu" or any(row.ndim != 1 for row in rows):
+        raise _no_prompt(ids)
+    return rows
+
+
+def _no_prompt(ids: Any) -> IsomorphError:
+    shape, dtype = getattr(ids, "shape", None), getattr(ids, "dtype", None)
+    got = shorten(ids) if shape is None else f"{dtype} of shape {list(shape)}"
+    return IsomorphError(
+        "E_ARGUMENT",
+        f"ids must be integers, a prompt [T] or prompts [B, T], got {got}",
+        hints=["encode text first, as in list(text.encode()) for a network over bytes"],
+    )
+
+
+def _padding(mask: Any, shape: tuple[int, ...]) -> Array:
+    """How many positions of each row a mask hides, all of them before the first id."""
+    shown = np.asarray(mask)
+    if shown.ndim == 1:
+        shown = shown[None]
+    if shown.shape != shape or (shown.dtype != bool and not np.isin(shown, (0, 1)).all()):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"mask must be booleans of shape {list(shape)}, as ids are, got {shown.dtype} of shape {list(shown.shape)}",
+        )
+    shown = shown.astype(bool)
+    if (shown[:, :-1] & ~shown[:, 1:]).any():
+        row = int((shown[:, :-1] & ~shown[:, 1:]).any(-1).argmax())
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"mask hides positions after an id in row {row}",
+            hints=["fill rows up on the left, so that all of them end at the last position"],
+        )
+    return (~shown).sum(-1)
+
+
+# -- the steps -----------------------------------------------------------------------------------------
+
+
+def _steps(
+    model: Any,
+    backend: DecodingBackend,
+    layout: Layout,
+    prompt: Prompt,
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop: int | Sequence[int],
+    inputs: Mapping[str, Any] | None,
+    prefill_chunk: int,
+) -> Iterator[Array]:
+    """Check the arguments now, and compute as the result is read."""
+    for name, value, least in (("max_new_tokens", max_new_tokens, 0), ("prefill_chunk", prefill_chunk, 1)):
+        if type(value) is not int or value < least:
+            raise IsomorphError("E_ARGUMENT", f"{name} must be an int from {least}, got {shorten(value)}")
+    stops = _stops(stop)
+    _check_length(layout, prompt, max_new_tokens)
+    given = _inputs(layout, prompt, inputs or {})
+    return _run(model, backend, layout, prompt, max_new_tokens, sampling, stops, given, prefill_chunk)
+
+
+def _stops(stop: int | Sequence[int]) -> Array:
+    found = [stop] if isinstance(stop, int) and not isinstance(stop, bool) else stop
+    if isinstance(found, str | bytes) or not isinstance(found, Sequence | set | frozenset | np.ndarray):
+        raise IsomorphError("E_ARGUMENT", f"stop must be an id or several, got {shorten(stop)}")
+    array = np.array(sorted(found), dtype=None if len(found) else np.int64)
+    if array.dtype.kind not in "iu":
+        raise IsomorphError("E_ARGUMENT", f"stop must be an id or several, got {shorten(stop)}")
+    return array
+
+
+def _check_length(layout: Layout, prompt: Prompt, new: int) -> None:
+    """The last id that is added is not read, so it needs no position."""
+    if layout.limit is None or not len(prompt.ids):
+        return
+    longest = prompt.ids.shape[1] - int(prompt.pads.min())
+    needed = longest + max(0, new - 1)
+    if needed > layout.limit:
+        raise IsomorphError(
+            "E_RUNTIME",
+            f"a prompt of length {longest:,} and {new:,} new ids take {needed:,} positions; "
+            f"the network has {layout.limit:,}",
+            hints=[
+                f"max_new_tokens is at most {max(0, layout.limit - longest + 1):,} here, or shorten the prompt"
+            ],
+        )
+
+
+def _inputs(layout: Layout, prompt: Prompt, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = [layout.plan.inputs[index][0] for index in layout.others]
+    if sorted(wanted) != sorted(inputs):
+        given = ", ".join(map(str, inputs)) or "none"
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"the network's further inputs are {', '.join(wanted) or 'none'}, got {given}",
+            hints=['give them by name, as in inputs={"features": x}'] if wanted else [],
+        )
+    return dict(inputs)
+
+
+def _run(
+    model: Any,
+    backend: DecodingBackend,
+    layout: Layout,
+    prompt: Prompt,
+    max_new_tokens: int,
+    sampling: Sampling,
+    stops: Array,
+    inputs: Mapping[str, Any],
+    chunk: int,
+) -> Iterator[Array]:
+    B, T = prompt.ids.shape
+    if not max_new_tokens:
+        return
+    if not B:
+        for _ in range(max_new_tokens):
+            yield np.zeros(0, dtype=np.int64)
+        return
+    ahead = int(prompt.pads.min())  # a filling that all rows have is none
+    ids, pads = prompt.ids[:, ahead:], prompt.pads - ahead
+    slots = backend.slots(T - ahead, chunk)
+    ids = np.pad(ids, ((0, 0), (slots - ids.shape[1], 0)), constant_values=_FILL)
+    pads = pads + (slots - (T - ahead))
+    decoder = backend.start(model, layout, slots + max_new_tokens, pads, inputs)
+    logits = None
+    for first in range(0, slots, chunk):
+        logits = decoder.feed(ids[:, first : first + chunk], wanted=first + chunk >= slots)
+    ended: Array = np.full(B, -1, dtype=np.int64)  # what a row that has ended repeats
+    for step in range(max_new_tokens):
+        assert logits is not None
+        new = np.where(ended >= 0, ended, sampling.choose(logits, step))
+        ended = np.where(np.isin(new, stops), new, ended) if len(stops) else ended
+        yield new
+        if (ended >= 0).all() or step + 1 == max_new_tokens:
+            return
+        logits = decoder.feed(_known(new, layout)[:, None], wanted=True)
+
+
+def _known(ids: Array, layout: Layout) -> Array:
+    """Ids to read next; E_RUNTIME when the network scores an id that it has no row for."""
+    if layout.vocabulary and (ids >= layout.vocabulary).any():
+        from isomorph.backends.contract import outside_table
+
+        raise outside_table(int(ids.max()), layout.vocabulary)
+    return ids

@@ -1,0 +1,425 @@
+"""Generation in every framework: what is remembered equals what is computed anew."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isomorph as iso
+from isomorph.engine.generation import backend_of, read_prompt
+from isomorph.engine.layout import decoding_layout
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+FRAMEWORKS = ["torch", "nnx", "linen"]
+NETWORKS = ["learned", "rope", "window", "sinusoidal", "capped"]
+
+
+def x64(dtype: str) -> Any:
+    return jax.enable_x64(True) if dtype == "float64" else nullcontext()
+
+
+def scores_of_steps(model: Any, rows: list[list[int]], chunks: list[int]) -> list[np.ndarray]:
+    """Scores after every chunk, the rows filled up on the left."""
+    backend = backend_of(model)
+    layout = decoding_layout(backend.plan_of(model))
+    prompt = read_prompt(rows, None, layout.vocabulary)
+    decoder = backend.start(model, layout, prompt.ids.shape[1], prompt.pads, {})
+    found, first = [], 0
+    for chunk in chunks:
+        found.append(decoder.feed(prompt.ids[:, first : first + chunk], wanted=True))
+        first += chunk
+    assert first == prompt.ids.shape[1]
+    return found
+
+
+def expected(plan: Any, weights: Any, ids: list[int]) -> np.ndarray:
+    """The reference's scores at every position of one row, without padding or memory."""
+    return iso.reference.build(plan, weights)(np.array([ids]))[0]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("chunks", [[1] * 8, [2, 3, 1, 2], [8]], ids=str)
+def test_t20_remembering_equals_computing_anew(network, name, chunks):
+    plan, weights = network(name, "float64")
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    truth = expected(plan, weights, ids)
+    found = scores_of_steps(iso.torch.build(plan, weights), [ids], chunks)
+    for scores, position in zip(found, np.cumsum(chunks) - 1, strict=True):
+        np.testing.assert_allclose(scores[0], truth[position], rtol=0, atol=1e-10 * np.abs(truth).max())
+
+
+CASES = [
+    *(("torch", name, chunks) for name in NETWORKS for chunks in ([1] * 6, [2, 3, 1], [6])),
+    *(("nnx", name, chunks) for name in NETWORKS for chunks in ([1] * 6, [2, 3, 1])),
+    *(("linen", name, [2, 3, 1]) for name in ("learned", "window")),
+]
+
+
+@pytest.mark.parametrize(("framework", "name", "chunks"), CASES, ids=str)
+def test_t19_padding_on_the_left_changes_nothing(network, models, framework, name, chunks):
+    plan, weights = network(name, "float64")
+    rows = [[7, 8], [5, 6, 7, 8, 2, 1], [9]]
+    with x64("float64"):
+        found = scores_of_steps(models(plan, weights, framework), rows, chunks)
+    for index, row in enumerate(rows):
+        truth = expected(plan, weights, row)
+        for scores, slot in zip(found, np.cumsum(chunks) - 1, strict=True):
+            position = slot - (6 - len(row))
+            if position >= 0:
+                np.testing.assert_allclose(
+                    scores[index], truth[position], rtol=0, atol=1e-10 * np.abs(truth).max()
+                )
+
+
+def test_t14_the_causal_order_of_a_chunk_begins_at_its_end():
+    """Queries and keys of zeros attend alike: position i sees the mean of the values 0..i."""
+    text = (
+        'ids = input("B", "T", dtype="int64")\nembedding(5, 2, name="wte")\n'
+        'attention(1, causal=True, bias=False, name="attn")\n'
+    )
+    plan = iso.resolve(text, dtype="float64")
+    zeros, one = np.zeros((2, 2)), np.eye(2)
+    weights = {
+        "wte.weight": np.arange(5.0)[:, None].repeat(2, 1),
+        "attn.q_proj.weight": zeros, "attn.k_proj.weight": zeros,
+        "attn.v_proj.weight": one, "attn.o_proj.weight": one,
+    }  # fmt: skip
+    found = scores_of_steps(iso.torch.build(plan, weights), [[0, 1, 2, 3, 4]], [3, 2])
+    assert found[0].tolist() == [[1.0, 1.0]]  # (0 + 1 + 2) / 3
+    assert found[1].tolist() == [[2.0, 2.0]]  # (0 + 1 + 2 + 3 + 4) / 5
+
+
+SAMPLINGS = [{}, {"temperature": 1.0, "seed": 7}, {"temperature": 3.0, "top_k": 9, "top_p": 0.8, "seed": 3}]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_equal_ids_in_every_framework(network, models, name):
+    plan, weights = network(name)
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
+    made = models(plan, weights)
+    for sampling in SAMPLINGS:
+        found = [iso.generate(model, prompts, 12, **sampling) for model in made.values()]
+        assert found[0].shape == (2, 17)
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
+
+
+def test_greedy_ids_are_those_of_the_full_forward(network, models):
+    plan, weights = network("window")
+    reference = iso.reference.build(plan, weights)
+    ids = [3, 1, 4]
+    for _ in range(15):
+        ids.append(int(reference(np.array([ids]))[0, -1].argmax()))
+    for model in models(plan, weights).values():
+        assert iso.generate(model, ids[:3], 15).tolist() == ids
+
+
+@pytest.mark.parametrize(
+    ("framework", "chunk"), [("torch", 1), ("torch", 2), ("torch", 5), ("nnx", 5), ("linen", 2)]
+)
+def test_the_prompt_in_pieces(network, models, framework, chunk):
+    plan, weights = network("rope")
+    model = models(plan, weights, framework)
+    prompts = [[3, 1, 4, 1, 5, 9, 2], [6, 5]]
+    whole = iso.generate(iso.torch.build(plan, weights), prompts, 5)
+    np.testing.assert_array_equal(iso.generate(model, prompts, 5, prefill_chunk=chunk), whole)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_up_to_the_last_position_and_no_further(network, models, framework):
+    plan, weights = network("learned")  # 24 positions
+    model = models(plan, weights, framework)
+    ids = list(range(20))
+    found = iso.generate(model, ids, 5)  # the fifth is added behind position 24 and not read
+    assert len(found) == 25
+    reference = iso.reference.build(plan, weights)
+    assert found[24] == reference(found[None, :24])[0, -1].argmax()
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(model, ids, 6)
+    assert str(caught.value) == (
+        "E_RUNTIME: a prompt of length 20 and 6 new ids take 25 positions; the network has 24\n"
+        "  max_new_tokens is at most 5 here, or shorten the prompt"
+    )
+    assert iso.generate(model, [ids[:18], ids], 5).shape == (2, 25)
+
+
+def test_a_row_ends_at_a_stop_and_repeats_it(network, models):
+    plan, weights = network("rope")
+    model = models(plan, weights, "torch")
+    free = iso.generate(model, [[3, 1, 4], [2, 7, 1]], 10)
+    stop = int(free[0, 5])
+    found = iso.generate(model, [[3, 1, 4], [2, 7, 1]], 10, stop=stop)
+    for row, before in zip(found, free, strict=True):
+        ends = np.flatnonzero(before[3:] == stop)
+        end = 4 + int(ends[0]) if len(ends) else len(row)
+        assert row[:end].tolist() == before[:end].tolist()
+        assert (row[end:] == stop).all()
+    assert iso.generate(model, [3, 1, 4], 10, stop=[stop, 22]).tolist() == free[0, :6].tolist()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_stream_is_the_same_ids_one_by_one(network, models, framework):
+    plan, weights = network("rope")
+    model = models(plan, weights, framework)
+    prompts = [[3, 1, 4], [1, 5]]
+    steps = list(iso.stream(model, prompts, 6, temperature=1.0))
+    assert all(step.shape == (2,) and step.dtype == np.int64 for step in steps)
+    np.testing.assert_array_equal(np.stack(steps, 1), iso.generate(model, prompts, 6, temperature=1.0)[:, 3:])
+
+
+def test_the_result_is_of_the_kind_of_the_ids(network, models):
+    plan, weights = network("rope")
+    made = models(plan, weights)
+    tensor = iso.generate(made["torch"], torch.tensor([[3, 1]]), 2)
+    assert isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int64 and tensor.shape == (1, 4)
+    array = iso.generate(made["nnx"], jax.numpy.array([3, 1]), 2)
+    assert isinstance(array, jax.Array) and array.shape == (4,)
+    for ids in ([3, 1], (3, 1), np.array([3, 1]), np.array([3, 1], np.uint8)):
+        found = iso.generate(made["linen"], ids, 2)
+        assert found.dtype == np.int64 and found.tolist() == tensor[0].tolist()
+
+
+def test_nothing_to_do(network, models):
+    plan, weights = network("rope")
+    model = models(plan, weights, "torch")
+    assert iso.generate(model, [3, 1], 0).tolist() == [3, 1]
+    assert iso.generate(model, np.zeros((0, 4), np.int64), 3).shape == (0, 7)
+
+
+def test_a_mask_tells_where_ids_are(network, models):
+    plan, weights = network("learned")
+    for model in models(plan, weights).values():
+        rows = iso.generate(model, [[7, 8], [5, 6, 7, 8]], 4)
+        ids = np.array([[20, 20, 7, 8], [5, 6, 7, 8]])  # what stands in padding does not matter
+        mask = np.array([[False, False, True, True], [True] * 4])
+        np.testing.assert_array_equal(iso.generate(model, ids, 4, mask=mask)[:, 4:], rows[:, 4:])
+
+
+def test_the_model_is_left_as_it_is(network):
+    text = 'ids = input("B", "T", dtype="int64")\nembedding(9, 8)\ntransformer_block(2, causal=True, dropout=0.5)\ndropout(0.5)\nlinear(9)'
+    plan = iso.resolve(text)
+    for model in (iso.torch.build(plan), iso.nnx.build(plan)):
+        assert len({tuple(iso.generate(model, [1, 2], 8).tolist()) for _ in range(5)}) == 1  # no dropout
+        dropout = model.n2
+        assert dropout.training if isinstance(dropout, torch.nn.Module) else not dropout.deterministic
+    model = iso.torch.build(plan)
+    before = {name: id(module) for name, module in model.named_modules()}
+    iso.generate(model, [1, 2], 3)
+    assert before == {name: id(module) for name, module in model.named_modules()}
+    assert all(module.training for module in model.modules())
+
+
+def test_weights_may_change_between_calls(network, models):
+    plan, weights = network("rope")
+    other = {path: -array for path, array in weights.items()}
+    made = models(plan, weights)
+    changed = iso.generate(iso.torch.build(plan, other), [3, 1, 4], 8)
+    first = iso.generate(made["torch"], [3, 1, 4], 8)
+    assert first.tolist() != changed.tolist()
+    iso.torch.load_weights(made["torch"], other)
+    iso.generate(made["nnx"], [3, 1, 4], 8)
+    iso.nnx.load_weights(made["nnx"], other)
+    assert iso.generate(made["torch"], [3, 1, 4], 8).tolist() == changed.tolist()
+    assert iso.generate(made["nnx"], [3, 1, 4], 8).tolist() == changed.tolist()
+
+
+def test_hooks_and_adapters_take_part(network):
+    plan, weights = network("learned")
+    model = iso.torch.build(plan, weights)
+    plain = iso.generate(model, [3, 1, 4], 6).tolist()
+    seen = []
+    handle = model.n2.attn.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+    assert iso.generate(model, [3, 1, 4], 3).tolist() == plain[:6]
+    assert seen == [(1, 3, 12), (1, 1, 12), (1, 1, 12)]
+    handle.remove()
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return -self.inner(x)
+
+    model.n2.attn.o_proj = Adapted(model.n2.attn.o_proj)
+    full = [3, 1, 4]
+    model.eval()
+    for _ in range(6):
+        full.append(int(model(torch.tensor([full]))[0, -1].argmax()))
+    assert iso.generate(model, [3, 1, 4], 6).tolist() == full != plain
+
+
+def test_what_took_the_place_of_an_attention_cannot_remember(network):
+    plan, weights = network("learned")
+    model = iso.torch.build(plan, weights)
+    model.n2.attn = torch.nn.Identity()
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(model, [1], 1)
+    assert str(caught.value) == (
+        "E_ARGUMENT: n2.attn (attention) was replaced by Identity, which cannot take part in generation\n"
+        "  replace layers such as linear inside it, or change the definition"
+    )
+    from flax import nnx
+
+    model = iso.nnx.build(plan, weights)
+    model.n2.attn = nnx.Linear(12, 12, rngs=nnx.Rngs(0))
+    with pytest.raises(iso.IsomorphError, match=r"n2\.attn \(attention\) was replaced by Linear"):
+        iso.generate(model, [1], 1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # of the compiler's own modules
+def test_a_compiled_model_is_looked_into(network):
+    plan, weights = network("rope")
+    model = iso.torch.build(plan, weights)
+    assert iso.generate(torch.compile(model), [1, 2], 3).tolist() == iso.generate(model, [1, 2], 3).tolist()
+
+
+def test_tx8_few_compilations_for_many_lengths(network):
+    from isomorph.backends.nnx import decoding
+
+    plan, weights = network("rope")
+    model = iso.nnx.build(plan, weights)
+    decoding._compiled.cache_clear()
+    for length in range(1, 21):
+        iso.generate(model, list(range(length)), 3 + length)
+    # lengths to 16 and to 32, and one id at a time; one capacity
+    from flax import nnx
+
+    compiled = decoding._compiled(nnx.split(model)[0], decoding_layout(plan))
+    assert compiled.traces == 3
+    iso.nnx.load_weights(model, {path: -array for path, array in weights.items()})
+    iso.generate(model, [1, 2], 5)
+    assert compiled.traces == 3  # weights are arguments
+
+
+def test_tx2_scores_of_a_prompt_are_not_all_computed():
+    """4,096 positions times 60,000 ids would be 983 MB of float32; the scores of one position are 240 kB."""
+    text = 'ids = input("B", "T", dtype="int64")\nembedding(60000, 2, name="e")\nattention(1, causal=True)\nlinear(60000, tie={"weight": "e.weight"}, bias=False)'
+    plan = iso.resolve(text)
+    largest = []
+    model = iso.torch.build(plan)
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: largest.append(out.numel()) if isinstance(out, torch.Tensor) else None
+    )
+    try:
+        iso.generate(model, np.arange(4096), 1, prefill_chunk=4096)
+    finally:
+        handle.remove()
+    assert max(largest) == 60000
+
+
+def test_an_encoder_is_computed_once_and_given_by_name():
+    text = (
+        'features = input("B", "S", 5)\nids = input("B", "T", dtype="int64")\n'
+        'memory = linear(features, 8, name="encoder")\nh = embedding(ids, 11, 8)\n'
+        "for _ in range(2):\n"
+        "    a = attention(layer_norm(h), 2, causal=True)\n    h = add(h, a)\n"
+        "    c = cross_attention(layer_norm(h), memory, 4)\n    h = add(h, c)\n"
+        "linear(h, 11)"
+    )
+    plan = iso.resolve(text)
+    from isomorph.testing import order_one_weights
+
+    weights = order_one_weights(plan, 1)
+    features = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
+    reference = iso.reference.build(plan, weights)
+    ids = np.array([[1, 2], [3, 4]])
+    for _ in range(6):
+        new = reference(features, ids)[:, -1].argmax(-1)
+        ids = np.concatenate((ids, new[:, None]), 1)
+    for model in (
+        iso.torch.build(plan, weights),
+        iso.nnx.build(plan, weights),
+        iso.linen.build(plan).bind(iso.linen.variables(plan, weights)),
+    ):
+        np.testing.assert_array_equal(iso.generate(model, ids[:, :2], 6, inputs={"features": features}), ids)
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(model, ids, 1)
+    assert str(caught.value) == (
+        "E_ARGUMENT: the network's further inputs are features, got none\n"
+        '  give them by name, as in inputs={"features": x}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("text", "ids must be integers, a prompt [T] or prompts [B, T], got 'text'"),
+        ([1.5], "ids must be integers, a prompt [T] or prompts [B, T], got [1.5]"),
+        (np.zeros((1, 2)), "ids must be integers, a prompt [T] or prompts [B, T], got float64 of shape [1, 2]"),
+        (np.zeros((1, 2, 3), int), "ids must be integers, a prompt [T] or prompts [B, T], got int64 of shape [1, 2, 3]"),
+        ([[1], [2, [3]]], "ids must be integers, a prompt [T] or prompts [B, T], got [[1], [2, [3]]]"),
+        (None, "ids must be integers, a prompt [T] or prompts [B, T], got None"),
+        ([], "the prompt of row 0 is empty"),
+        ([[1], []], "the prompt of row 1 is empty"),
+        ([True, False], "ids must be integers, a prompt [T] or prompts [B, T], got [True, False]"),
+    ],
+)  # fmt: skip
+def test_what_is_no_prompt(network, models, ids, message):
+    plan, weights = network("rope")
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(iso.torch.build(plan, weights), ids, 1)
+    assert (caught.value.code, caught.value.message) == ("E_ARGUMENT", message)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("bad", [23, -1, 10**9])
+def test_ids_outside_the_table(network, models, framework, bad):
+    plan, weights = network("rope")
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(models(plan, weights, framework), [1, bad], 1)
+    assert (
+        caught.value.code == "E_RUNTIME" and str(bad) in caught.value.message and "23" in caught.value.message
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens must be an int from 0, got -1"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens must be an int from 0, got 2.0"),
+        ({"max_new_tokens": 2, "prefill_chunk": 0}, "prefill_chunk must be an int from 1, got 0"),
+        ({"max_new_tokens": 2, "stop": "x"}, "stop must be an id or several, got 'x'"),
+        ({"max_new_tokens": 2, "stop": [1.5]}, "stop must be an id or several, got [1.5]"),
+        ({"max_new_tokens": 2, "inputs": {"y": 1}}, "the network's further inputs are none, got y"),
+        ({"max_new_tokens": 2, "mask": [[1, 0, 1]]}, "mask hides positions after an id in row 0"),
+        ({"max_new_tokens": 2, "mask": [[0, 0, 0]]}, "the prompt of row 0 is empty"),
+        ({"max_new_tokens": 2, "mask": [[1, 1]]}, "mask must be booleans of shape [1, 3], as ids are, got int64 of shape [1, 2]"),
+        ({"max_new_tokens": 2, "temperature": -1.0}, "temperature must be a number from 0, got -1.0"),
+    ],
+)  # fmt: skip
+def test_arguments_out_of_range(network, arguments, message):
+    plan, weights = network("rope")
+    model = iso.torch.build(plan, weights)
+    for function in (iso.generate, iso.stream):
+        with pytest.raises(iso.IsomorphError) as caught:
+            function(model, [1, 2, 3], **arguments)
+        assert (caught.value.code, caught.value.message) == ("E_ARGUMENT", message)
+
+
+@pytest.mark.parametrize("model", [None, "model", torch.nn.Linear(1, 1), 3])
+def test_what_is_no_model(model):
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(model, [1], 1)
+    assert caught.value.code == "E_ARGUMENT"
+
+
+def test_an_unbound_linen_module(network):
+    plan, _ = network("rope")
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(iso.linen.build(plan), [1], 1)
+    assert str(caught.value) == (
+        "E_ARGUMENT: expected a bound module, got one without variables\n"
+        "  module = isomorph.linen.build(plan); module.bind(isomorph.linen.variables(plan, weights))"
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_half_precision_generates(network, models, framework):
+    plan, weights = network("rope", "bfloat16")
+    found = iso.generate(models(plan, weights, framework), [[3, 1, 4], [1, 5]], 4)
+    assert found.shape == (2, 7) and ((found >= 0) & (found < 23)).all()
