@@ -2,7 +2,7 @@
 # make test   the whole test suite
 # make check  formatting, lint, types and the fast tests
 # make docs   the documentation as a site, in build/docs
-# make bench  measurements against peers, by turns
+# make bench  measurements against peers, by turns, into benchmarks/RESULTS.md; bench-quick: in under 3 minutes
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-exhaustive check bench docs clean
+.PHONY: demo test test-exhaustive check bench bench-quick docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/isomorph show examples/digits_vit.net
@@ -29,10 +29,11 @@ check: $(VENV)/.test
 	$(BIN)/pyright
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not exhaustive"
 
-bench: $(VENV)/.test
-	$(BIN)/python benchmarks/resolve.py
-	$(BIN)/python benchmarks/torch_block.py
-	$(BIN)/python benchmarks/flax_block.py
+bench: | $(BIN)/python
+	$(BIN)/python benchmarks/suite.py
+
+bench-quick: | $(BIN)/python
+	$(BIN)/python benchmarks/suite.py --quick
 
 docs: $(VENV)/.docs
 	$(BIN)/isomorph docs --out docs/operators

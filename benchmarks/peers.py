@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import os
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".cache" / "peers"
+CONSTRAINTS = ROOT / "constraints.txt"
 REQUIREMENTS = (
-    "torch==2.13.0",
     "hndl==0.10.0",
     "pyyaml",
     "pillow",
     "huggingface-hub",
-    f"--editable={ROOT}",
+    "transformers>=5.0",
+    "torch",
+    "jax",
+    "flax",
+    "optax",
 )
-WITHOUT_DEPENDENCIES = (
-    "timm==1.0.31",
-)  # its torchvision does not load beside that torch; see stub_torchvision
+WITHOUT_DEPENDENCIES = ("timm==1.0.31",)
+"""Its torchvision does not load beside that torch; see :func:`stubbed_torchvision`."""
 
 
 def python() -> Path:
-    """The peers' interpreter, set up on first use."""
+    """The peers' interpreter, set up on first use and when what it holds has changed."""
     interpreter, stamp = HOME / "bin" / "python", HOME / ".installed"
-    wanted = "\n".join((*REQUIREMENTS, *WITHOUT_DEPENDENCIES))
+    wanted = "\n".join((*REQUIREMENTS, *WITHOUT_DEPENDENCIES, CONSTRAINTS.read_text()))
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"setting up {HOME}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", str(HOME)], check=True)
         pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *REQUIREMENTS], check=True)
+        subprocess.run([*pip, f"--constraint={CONSTRAINTS}", f"--editable={ROOT}", *REQUIREMENTS], check=True)
         subprocess.run([*pip, "--no-deps", *WITHOUT_DEPENDENCIES], check=True)
         stamp.write_text(wanted)
     return interpreter
 
 
+def entered() -> bool:
+    """Whether this process runs in that environment."""
+    return Path(sys.prefix).resolve() == HOME.resolve()
+
+
 def enter() -> None:
     """Start the running script again inside that environment, unless it is there already."""
-    if Path(sys.prefix).resolve() != HOME.resolve():
+    if not entered():
         interpreter = str(python())
         os.execv(interpreter, [interpreter, *sys.argv])
 
@@ -80,6 +91,21 @@ class _Finder:
         pass
 
 
-def stub_torchvision() -> None:
-    """Let timm's models import: they need torchvision for image transforms alone."""
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+@contextmanager
+def stubbed_torchvision() -> Iterator[None]:
+    """Let timm's models import: they need torchvision for image transforms alone.
+
+    Afterwards there is no torchvision again, so that nobody else takes the stub for one. Where there is one, it is
+    left alone.
+    """
+    if importlib.util.find_spec("torchvision") is not None:
+        yield
+        return
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]

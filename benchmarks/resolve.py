@@ -1,41 +1,24 @@
-"""How long it takes to resolve long definitions, beside HNDL, by turns in fresh processes.
+"""Resolving long definitions: 1,000 lines beside HNDL, and how the time grows to 10,000.
 
-    python benchmarks/resolve.py [--rounds 5] [--without-peer]
+    python benchmarks/resolve.py [--quick]
 
-Every line is a ``transformer_block`` of its own heads, ratio and name. Each process resolves a text of
-its size once (cold: modules loaded by a tiny definition before, nothing remembered), then nine more texts,
-no two alike. Prints milliseconds and ratios; compare ratios, not machines.
+Every line is a ``transformer_block`` of its own heads, ratio and name, and no two texts are alike.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import random
 import statistics
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import peers
+import isomorph as iso
+from harness import Measured, Options, main, workload
 
 INPUT = ("B", 16, 96)
 HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-
-WORKER = """
-import json, sys, time
-resolve = {resolve}
-texts = json.load(sys.stdin)
-resolve("linear(96)")
-times = []
-for text in texts:
-    start = time.perf_counter()
-    resolve(text)
-    times.append((time.perf_counter() - start) * 1e3)
-print(json.dumps(times))
-"""
-OURS = f"(lambda t: __import__('isomorph').resolve(t, input={INPUT!r}))"
-HNDL = f"(lambda t: __import__('hndl').resolve(t, input_shape={INPUT!r}, output_shape={INPUT!r}))"
+OURS, TEN = "isomorph", "isomorph, ten times the lines"
 
 
 def definition(lines: int, seed: int) -> str:
@@ -47,54 +30,40 @@ def definition(lines: int, seed: int) -> str:
     )
 
 
-def measure(interpreter: Path | str, resolve: str, texts: list[str]) -> list[float]:
-    """Milliseconds for each text, in a fresh process."""
-    done = subprocess.run(
-        [str(interpreter), "-c", WORKER.format(resolve=resolve)],
-        input=json.dumps(texts), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout)
+def texts(lines: int) -> Iterator[str]:
+    """Definitions that were never resolved before, in memory beforehand."""
+    made = [definition(lines, seed) for seed in range(60)]
+    return itertools.chain(made, (definition(lines, seed) for seed in itertools.count(60)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@workload("resolving 1,000 lines", main=OURS)
+def resolving(options: Options) -> Measured:
+    measured = Measured()
+    lines = 20 if options.tiny else 1000
+
+    def ours(lines: int) -> Callable[[], Any]:
+        given = texts(lines)
+        return lambda: iso.resolve(next(given), input=INPUT)
+
+    plan = iso.resolve(definition(lines, 0), input=INPUT)
+    measured.check("nodes that are missing", lines - len(plan.nodes), 0)
+    calls = {OURS: ours(lines)}
+    try:
+        import hndl
+
+        given = texts(lines)
+        calls["HNDL"] = lambda: hndl.resolve(next(given), input_shape=INPUT, output_shape=INPUT)
+    except ImportError as error:
+        measured.left_out("HNDL", error)
+    measured.time(calls, options.count(15, 5))
+    longer = Measured()
+    longer.time({TEN: ours(10 * lines)}, options.count(5, 2))  # HNDL does not take so many
+    measured.samples |= longer.samples
+    measured.values["times as long for ten times the lines"] = statistics.median(longer.samples[TEN]) / (
+        statistics.median(measured.samples[OURS])
     )
-    parser.add_argument("--rounds", type=int, default=5, help="processes per contestant and size")
-    parser.add_argument("--without-peer", action="store_true", help="measure isomorph alone")
-    arguments = parser.parse_args()
-    contestants = {"isomorph": (sys.executable, OURS)}
-    if not arguments.without_peer:
-        contestants["HNDL"] = (peers.python(), HNDL)
-    medians: dict[tuple[str, int], float] = {}
-    print(f"{'lines':>6}  {'':10}  {'first (ms)':>10}  {'median (ms)':>11}  {'us per line':>11}")
-    for lines, texts in ((1_000, 10), (10_000, 4)):
-        first: dict[str, list[float]] = {name: [] for name in contestants}
-        later: dict[str, list[float]] = {name: [] for name in contestants}
-        for turn in range(arguments.rounds):
-            batch = [definition(lines, 100 * turn + i) for i in range(texts)]
-            for name, (interpreter, resolve) in contestants.items():
-                if name == "HNDL" and lines > 1_000:
-                    continue  # beyond what it takes
-                times = measure(interpreter, resolve, batch if name != "HNDL" else batch[:3])
-                first[name].append(times[0])
-                later[name] += times[1:]
-        for name in contestants:
-            if not later[name]:
-                continue
-            medians[name, lines] = statistics.median(later[name])
-            print(
-                f"{lines:6}  {name:10}  {statistics.median(first[name]):10.1f}  {medians[name, lines]:11.1f}"
-                f"  {medians[name, lines] / lines * 1e3:11.1f}"
-            )
-    print(
-        f"10,000 lines take {medians['isomorph', 10_000] / medians['isomorph', 1_000]:.1f} times 1,000 lines"
-    )
-    if "HNDL" in contestants:
-        print(
-            f"HNDL takes {medians['HNDL', 1_000] / medians['isomorph', 1_000]:.1f} times as long at 1,000 lines"
-        )
+    return measured
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from isomorph.checkpoints.importing import import_checkpoint as import_checkpoint
     from isomorph.engine.generation import generate as generate
     from isomorph.engine.generation import stream as stream
+    from isomorph.engine.prepare import prepare as prepare
     from isomorph.errors import IsomorphError as IsomorphError
     from isomorph.operators.declare import INFERRED as INFERRED
     from isomorph.operators.declare import Conflict as Conflict
@@ -45,6 +46,7 @@ _HOMES = {
     "export_checkpoint": "isomorph.checkpoints.exporting",
     "import_checkpoint": "isomorph.checkpoints.importing",
     "generate": "isomorph.engine.generation",
+    "prepare": "isomorph.engine.prepare",
     "stream": "isomorph.engine.generation",
     "resolve": "isomorph.resolver.resolve",
     "resolve_file": "isomorph.resolver.resolve",
@@ -71,6 +73,7 @@ __all__ = [  # checked against _HOMES by a test
     "load",
     "operator",
     "ops",
+    "prepare",
     "resolve",
     "resolve_file",
     "resolve_function",

@@ -33,6 +33,10 @@ CODES = frozenset(
 )
 
 
+MOST_LINE = 2000
+"""The most characters of a message, or of a hint, that are shown: names in files that somebody made may be longer."""
+
+
 class Location(NamedTuple):
     """A place in a definition: file, 1-based line and column (in characters), and the line's text."""
 
@@ -43,7 +47,7 @@ class Location(NamedTuple):
 
     def render(self) -> list[str]:
         """The place and, where the source is known, its line with a caret."""
-        lines = [f"  {self.file}:{self.line}:{self.column}"]
+        lines = [f"  {shown(self.file, MOST_LINE)}:{self.line}:{self.column}"]
         text = self.text.expandtabs(1)
         if text.strip():
             offset = self.column - 1
@@ -78,10 +82,15 @@ class IsomorphError(Exception):
         self.hints = tuple(hints)
 
     def __str__(self) -> str:
-        lines = [f"{self.code}: {self.message}"]
+        """The message, the place and the hints, a line each.
+
+        What they quote may come from a file that somebody made: nothing in it reaches a terminal as a control
+        character, or as a line of its own.
+        """
+        lines = [f"{self.code}: {shown(self.message, MOST_LINE)}"]
         if self.location is not None:
             lines += self.location.render()
-        lines += [f"  {hint}" for hint in self.hints]
+        lines += [f"  {shown(hint, MOST_LINE)}" for hint in self.hints]
         return "\n".join(lines)
 
 
@@ -110,4 +119,15 @@ def shorten(value: object, width: int = 60) -> str:
         text = repr(value)
     except ValueError:  # an integer too long to print
         text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else "a value"
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    return shown(text, width)
+
+
+def shown(name: str, width: int = 200) -> str:
+    """A name that comes from a file, as it may stand in a message: what does not print is escaped, the end is cut."""
+    text = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in name[: width + 1]
+    )
     return text if len(text) <= width else text[: width - 3] + "..."

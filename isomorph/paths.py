@@ -1,10 +1,13 @@
-"""What may be given where a file's or a directory's path is expected."""
+"""What may be given where a file's or a directory's path is expected, and names that several parts know."""
 
 from __future__ import annotations
 
 import os
 
 from isomorph.errors import IsomorphError, shorten
+
+TOKENIZER = "tokenizer.json"
+"""The file beside a model that turns text into its ids, as the ``tokenizers`` package writes it."""
 
 
 def path_text(path: object, what: str = "a path") -> str:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "serialization": {"operators", "resolver", "plan"},
     "weights": {"plan", "operators", "serialization", "resolver"},
     "checkpoints": {"plan", "operators", "resolver", "weights", "backends"},
-    "backends": {"plan", "operators", "weights", "resolver", "training", "torch", "reference", "engine"},
+    "backends": {"plan", "operators", "weights", "resolver", "training", "torch", "reference"},
     "nnx": {"backends", "weights", "plan"},
     "linen": {"backends", "weights", "plan"},
     "flax": {"backends", "weights", "plan", "operators", "resolver"},

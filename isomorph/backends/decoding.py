@@ -12,11 +12,13 @@ Every row of a batch uses the same slots; row b begins at slot ``pads[b]``, so i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from isomorph.backends.contract import InputContracts
+from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
 from isomorph.primitives import Primitives, Tensor
 
@@ -83,10 +85,21 @@ class DecodingBackend(Protocol):
         """How many slots a prompt of ``length`` ids takes; compiled backends round up to few lengths."""
         ...
 
+    def inputs(
+        self, model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+    ) -> dict[int, Any]:
+        """The further inputs as tensors by their value ids, for prompts of a shape ``[B, T]``.
+
+        Raises:
+            IsomorphError: E_RUNTIME, as from a call of the model, for what does not meet its contracts. NumPy's
+                arrays are taken everywhere.
+        """
+        ...
+
     def start(
-        self, model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]
+        self, model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
     ) -> Decoder:
-        """A decoder that has seen nothing, for ``capacity`` slots."""
+        """A decoder that has seen nothing, with memory for ``capacity`` slots, which grows when they are full."""
         ...
 
     def to_numpy(self, ids: Any) -> Array | None:
@@ -96,6 +109,56 @@ class DecodingBackend(Protocol):
     def like(self, ids: Array, given: Any) -> Any:
         """The ids as an array of the kind and on the device of ``given``."""
         ...
+
+
+class _Ids(NamedTuple):
+    """What a contract asks of ids."""
+
+    shape: tuple[int, int]
+    dtype: Any
+
+
+def check_contracts(
+    layout: Layout, shape: tuple[int, int], inputs: Mapping[int, Any], kinds: Mapping[Any, str]
+) -> None:
+    """E_RUNTIME unless the further inputs, and the ids' number of rows, meet the plan's contracts.
+
+    Args:
+        layout: how the plan generates text.
+        shape: of the prompts.
+        inputs: the further inputs by their value ids.
+        kinds: as for :class:`InputContracts`.
+    """
+    plan = layout.plan
+    ids = plan.inputs[layout.tokens][1]
+    length = plan.values[ids].shape[1]
+    if isinstance(length, int):  # a position sees none of those that are still to come
+        shape = (shape[0], length)
+    integer = next(dtype for dtype, kind in kinds.items() if kind == "int")
+    tensors = {**inputs, ids: _Ids(shape, integer)}
+    kept = tuple((name, value) for name, value in plan.inputs if value in tensors)
+    InputContracts(replace(plan, inputs=kept), kinds).check([tensors[value] for _, value in kept])
+
+
+def symbol_sizes(layout: Layout, inputs: Mapping[int, Any], kinds: Mapping[Any, str]) -> dict[str, int]:
+    """Values of the symbols of the further inputs, which are given by their value ids."""
+    kept = tuple((name, value) for name, value in layout.plan.inputs if value in inputs)
+    plan = replace(layout.plan, inputs=kept, bounds={})
+    return InputContracts(plan, kinds).check([inputs[value] for _, value in kept])
+
+
+def no_memory(positions: int, size: int) -> IsomorphError:
+    """The error when keys and values find no room.
+
+    Args:
+        positions: for how many, all rows together.
+        size: bytes that one attention's keys take.
+    """
+    return IsomorphError(
+        "E_RESOURCE",
+        f"there is no memory for the keys and values of {positions:,} positions, {2 * size:,} bytes in each attention",
+        hints=["ask for fewer new ids, or give fewer rows at a time"],
+    )
 
 
 class Memory(Protocol):

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from isomorph.engine.rewrite import Op, Rewritten
+from isomorph.backends.trace.rewrite import Op, Rewritten
+
+PATH_MARK = "  # "
+"""What stands between a line of a source and the path of the operator that it belongs to."""
 
 
 class Writer(Protocol):
@@ -43,7 +46,7 @@ def compose(program: Rewritten, writer: Writer, leading: Iterable[str] = ()) -> 
         for output in op.outputs:
             names.setdefault(output, f"t{output}")
         targets = ", ".join(names[output] for output in op.outputs)
-        lines.append(f"    {targets} = {writer.expression(op, read, program)}")
+        lines.append(f"    {targets} = {writer.expression(op, read, program)}{PATH_MARK}{op.path}")
         done = [names[tensor] for tensor in last.get(index, ()) if tensor in names]
         if done:
             lines.append(f"    del {', '.join(done)}")
@@ -64,6 +67,19 @@ def _last_uses(program: Rewritten) -> dict[int, list[int]]:
     for tensor, index in last.items():
         found.setdefault(index, []).append(tensor)
     return found
+
+
+def tables_read(program: Rewritten) -> tuple[tuple[int, int], ...]:
+    """Which inputs, counted in order, are looked up in a table as they are, and how many rows it has.
+
+    Compiled code does not refuse an id outside a table; who calls it can.
+    """
+    places = {tensor: index for index, tensor in enumerate(program.inputs.values())}
+    return tuple(
+        (places[op.inputs[0]], program.shapes[op.inputs[1]][0])
+        for op in program.ops
+        if op.kind == "embedding" and op.inputs[0] in places
+    )
 
 
 def shape_text(shape: Iterable[int]) -> str:

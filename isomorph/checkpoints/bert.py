@@ -23,9 +23,10 @@ from isomorph.checkpoints.family import (
     operators_of,
     their_name,
 )
-from isomorph.checkpoints.images import labels as class_names
+from isomorph.checkpoints.heads import labels, observe
 from isomorph.plan import Plan
 
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _HEAD = "cls.predictions"
 _HEAD_BIAS, _DECODER_BIAS = f"{_HEAD}.bias", f"{_HEAD}.decoder.bias"
 
@@ -52,6 +53,16 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
         ),
         Ignored("in files of the multilingual models, and read by nobody"),
     ),
+    **dict.fromkeys(
+        ("cell", "emb_size", "pre_trained", "structure", "training"),
+        Ignored("in TinyBERT's files, and read by nobody"),
+    ),
+    **dict.fromkeys(("language", "name"), Ignored("what the file is, in words")),
+    **dict.fromkeys(
+        ("sbert_ce_default_activation_function", "sentence_transformers.activation_fn"),
+        Only((_IDENTITY, None), "the answers are the class's scores, on which nothing acts"),
+    ),
+    "sentence_transformers.version": Ignored("who wrote the file"),
     "classifier_dropout": Ignored("acts in training only"),
     **dropout("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }
@@ -243,16 +254,9 @@ def _described_ending(plan: Plan) -> dict[str, Any]:
         classes = operators_of(plan, "linear")[-1].sizes["D_out"]
         return {
             "architecture": "BertForSequenceClassification", "pooler": True, "num_labels": classes,
-            **class_names(classes),
+            **labels(classes),
         }  # fmt: skip
     return {"architecture": "BertForMaskedLM", "tie_word_embeddings": "weight" in last.tie}
-
-
-def observe(shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether there is a pooler, and how many classes there are."""
-    head = shapes.get("classifier.weight", ())
-    pooler = any(name.startswith("pooler.dense.") for name in shapes)
-    return {"pooler": pooler, "num_labels": head[0] if len(head) == 2 else 1}
 
 
 _PRETRAINING = (

@@ -22,6 +22,7 @@ from isomorph.checkpoints.family import (
     operators_of,
     their_name,
 )
+from isomorph.checkpoints.heads import labels, observe
 from isomorph.errors import shorten
 from isomorph.plan import Plan
 
@@ -44,6 +45,12 @@ WITH_REGISTERS: dict[str, Handled | Ignored | Only] = {
     **{key: setting for key, setting in SETTINGS.items() if key != "use_mask_token"},
     "patch_size": Handled("any", 16),
     "num_register_tokens": Handled("int", 4),
+    **dict.fromkeys(
+        ("interpolate_antialias", "interpolate_offset"),
+        Ignored(
+            "how the table of positions is resized, and the definition takes the configuration's size alone"
+        ),
+    ),
 }
 
 
@@ -174,7 +181,7 @@ def _describe(plan: Plan, title: str) -> dict[str, Any]:
             else {"use_mask_token": False}  # there is none to write
         ),
         "num_labels": classes,
-        **(images.labels(classes) if headed else {}),
+        **(labels(classes) if headed else {}),
     }
 
 
@@ -196,7 +203,7 @@ def _family(model_type: str, title: str, settings: dict[str, Handled | Ignored |
         unread=("embeddings.mask_token",),
         written=frozenset(["id2label", "label2id", "use_mask_token"]),
         has_tokens=False,
-        observe=images.observe,
+        observe=observe,
         problems=problems,
         filled=lambda options: (
             {"embeddings.mask_token": (1, options["hidden_size"])} if always_masked else {}

@@ -4,6 +4,9 @@ Everything is written to a hidden directory inside the target first, which may f
 is the target's ``config.json`` removed, without which nobody loads it; the weights of an earlier export are
 removed, the new files take their places by renaming, and the new ``config.json`` comes last. Killed at any
 moment, the directory is what it was, does not load, or is the new one; it is never a mixture that loads.
+
+An earlier export is known by the mark in the header of its weights. Somebody else's model is not replaced: its
+owner may have it nowhere else, and a loader would mix what stays of it with the new one.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from isomorph.checkpoints.families import Match, recognize
 from isomorph.checkpoints.family import Family, Handled, Row, each_layer, nested, their_shape, to_theirs
 from isomorph.checkpoints.notes import TOKEN_IDS, class_names_of, token_id_of
 from isomorph.checkpoints.sentence import MODULES, write_sentence
-from isomorph.checkpoints.source import CONFIGURATION, SAFETENSORS, TOKENIZER
-from isomorph.errors import IsomorphError, shorten
-from isomorph.paths import path_text
+from isomorph.checkpoints.source import CONFIGURATION, SAFETENSORS
+from isomorph.errors import IsomorphError, shorten, shown
+from isomorph.paths import TOKENIZER, path_text
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.weights.atomic import atomic_write, sync_directory
 from isomorph.weights.convert import owned_weights, to_array
@@ -33,7 +36,13 @@ from isomorph.weights.file import write_safetensors
 
 INDEX = f"{SAFETENSORS}.index.json"
 MOST_SHARD_BYTES = 5_000_000_000
+_MOST_LISTED = 20
 _SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
+_METADATA = {"format": "pt", "isomorph.export": "1"}
+_FOREIGN = re.compile(
+    r"generation_config\.json|pytorch_model.*\.bin(\.index\.json)?|adapter_(config|model)\..*|(tf|flax)_model.*"
+)
+"""What loaders read beside ``config.json`` and ``model.safetensors``, or instead, and no export writes."""
 
 
 def export_checkpoint(
@@ -49,7 +58,8 @@ def export_checkpoint(
 
     The plan need not have been imported: it is compared with the definition of each family, whatever its
     nodes are called. Dropout is written as 0. Weights of an earlier export in the directory are removed; the
-    module's docstring says in which order, and what a killed process leaves.
+    module's docstring says in which order, and what a killed process leaves. Another library's model that is
+    there is not touched.
 
     Args:
         directory: where to write; made if it is missing.
@@ -66,11 +76,18 @@ def export_checkpoint(
 
     Raises:
         IsomorphError: E_CHECKPOINT when the plan is not laid out as any known family, with what is in the
-            way, or the directory cannot be written; E_WEIGHTS when the arrays are not the plan's.
+            way, or the directory holds somebody else's model or cannot be written; E_WEIGHTS when the arrays
+            are not the plan's; E_ARGUMENT for arguments of another kind.
     """
     if type(max_shard_bytes) is not int or max_shard_bytes < 1:
         raise IsomorphError(
             "E_ARGUMENT", f"max_shard_bytes must be an integer from 1, got {shorten(max_shard_bytes)}"
+        )
+    if notes is not None and not isinstance(notes, Mapping):
+        raise IsomorphError("E_ARGUMENT", f"notes must be a dictionary or None, got {shorten(notes)}")
+    if tokenizer is not None and not isinstance(tokenizer, bytes):
+        raise IsomorphError(
+            "E_ARGUMENT", f"tokenizer must be a file's bytes or None, got {shorten(tokenizer)}"
         )
     match = recognize(plan)
     found = {path: to_array(path, array) for path, array in owned_weights(plan, weights).items()}
@@ -79,6 +96,7 @@ def export_checkpoint(
     staged = target / f".export.{secrets.token_hex(8)}.tmp"
     try:
         target.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign_model(target, tokenizer)
         staged.mkdir()
         try:
             _write_weights(staged, plan, match, found, max_shard_bytes)
@@ -97,12 +115,52 @@ def export_checkpoint(
     return match.options["architecture"]
 
 
+def _refuse_foreign_model(target: Path, tokenizer: bytes | None) -> None:
+    """E_CHECKPOINT listing the files of a model that is no earlier export."""
+    names = sorted(file.name for file in target.iterdir())
+    weights = [name for name in names if _are_weights(name)]
+    foreign = {name for name in weights if not _is_ours(target / name)}
+    if foreign or not weights:
+        foreign |= {CONFIGURATION, INDEX, MODULES} & set(names)
+        if tokenizer is not None and TOKENIZER in names and (target / TOKENIZER).read_bytes() != tokenizer:
+            foreign.add(TOKENIZER)
+    foreign |= {name for name in names if _FOREIGN.fullmatch(name)}
+    if foreign:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{target} holds files of a model that was not exported here, which a loader would read",
+            hints=[
+                *sorted(map(shown, foreign))[:_MOST_LISTED],
+                "choose another directory, or move them away",
+            ],
+        )
+
+
+def _are_weights(name: str) -> bool:
+    return name == SAFETENSORS or _SHARD.fullmatch(name) is not None
+
+
+def _is_ours(path: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
+        with safe_open(path, framework="numpy") as file:
+            return (file.metadata() or {}).items() >= _METADATA.items()
+    except (SafetensorError, OSError):
+        return False
+
+
 def _replace(staged: Path, target: Path) -> None:
     """Put the written files in the place of an earlier export's."""
     (target / CONFIGURATION).unlink(missing_ok=True)
     sync_directory(target)
+    for name in (MODULES, INDEX):  # before the weights, by which they are known to be an export's
+        (target / name).unlink(missing_ok=True)
+    sync_directory(target)
     for file in target.iterdir():
-        if file.name in (SAFETENSORS, INDEX, MODULES) or _SHARD.fullmatch(file.name):
+        if _are_weights(file.name):
             file.unlink()
     for file in sorted(staged.iterdir()):
         if file.is_dir():
@@ -142,12 +200,12 @@ def _write_weights(
     } | {name: _bytes(plan, shape) for name, shape in zeros.items()}
     shards = _shards(sizes, most)
     if len(shards) == 1:
-        write_safetensors(directory / SAFETENSORS, {name: make(name) for name in shards[0]}, {"format": "pt"})
+        write_safetensors(directory / SAFETENSORS, {name: make(name) for name in shards[0]}, _METADATA)
         return
     places = {}
     for i, names in enumerate(shards, 1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(directory / file, {name: make(name) for name in names}, {"format": "pt"})
+        write_safetensors(directory / file, {name: make(name) for name in names}, _METADATA)
         places |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
     atomic_write(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())

@@ -4,7 +4,8 @@ A family says each thing once, and it serves both directions: :class:`Row` relat
 parameters of the plan and states the order of axes; :class:`Family.settings` lists every configuration key
 as handled, ignored with a reason, or held to the values that the definition can express. Any other key is
 refused by name, for a key that nobody read may change the numbers. A key of an object inside the
-configuration has that object's name and a dot before it: ``text_config.hidden_size``.
+configuration has that object's name and a dot before it: ``text_config.hidden_size``. A key with a dot of its
+own is known only where :data:`COMMON` has it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isomorph.errors import shorten
+from isomorph.errors import shorten, shown
 from isomorph.plan import Node, Plan
 
 Options = Mapping[str, Any]
@@ -135,8 +136,9 @@ class Family:
     sentences: bool = False
 
 
-_GENERATION = Ignored("about generating text, not about the network")
-_TRAINING = Ignored("acts in training only")
+GENERATION = Ignored("about generating text, not about the network")
+TRAINING = Ignored("acts in training only")
+_RUNNING = Ignored("how it is run, not what it computes")
 COMMON: dict[str, Handled | Ignored | Only] = {
     "architectures": Ignored("read beforehand"),
     "model_type": Ignored("read beforehand"),
@@ -148,8 +150,9 @@ COMMON: dict[str, Handled | Ignored | Only] = {
         (
             "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id",
             "unk_token_id", "mask_token_id", "decoder_start_token_id", "task_specific_params", "prefix",
+            "eos_token_ids",
         ),
-        _GENERATION,
+        GENERATION,
     ),
     # What files of older versions carry along, in the objects of a model of two towers too.
     **dict.fromkeys(
@@ -161,22 +164,29 @@ COMMON: dict[str, Handled | Ignored | Only] = {
             "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature",
             "tokenizer_class", "top_k", "top_p", "typical_p",
         ),
-        _GENERATION,
+        GENERATION,
     ),
     **dict.fromkeys(
         (
             "initializer_range", "initializer_factor", "gradient_checkpointing", "problem_type",
-            "finetuning_task", "dropout",
+            "finetuning_task", "dropout", "tf_legacy_loss", "loss_type",
         ),
-        _TRAINING,
+        TRAINING,
     ),
-    **dict.fromkeys(("id2label", "label2id"), Ignored("names of classes; the head's shape has their number")),
+    **dict.fromkeys(
+        ("id2label", "label2id", "num_labels", "_num_labels"),
+        Ignored("names of classes; the head's shape has their number"),
+    ),
+    "output_past": Ignored("an older name of use_cache"),
+    "transformers.js_config": Ignored("how a browser stores it"),
+    **dict.fromkeys(("unsloth_fixed", "unsloth_version"), Ignored("who wrote the file")),
     **dict.fromkeys(
         (
             "return_dict", "output_attentions", "output_hidden_states", "torchscript", "chunk_size_feed_forward",
-            "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_bfloat16",
+            "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+            "attn_implementation", "_flash_attn_2_enabled", "use_bfloat16", "xla_device",
         ),
-        Ignored("how it is run, not what it computes"),
+        _RUNNING,
     ),
     "is_encoder_decoder": Only((False,), "one network alone is imported"),
     "is_decoder": Only((False,), "the family's own attention is imported"),
@@ -190,7 +200,7 @@ COMMON: dict[str, Handled | Ignored | Only] = {
 
 def dropout(*keys: str) -> dict[str, Ignored]:
     """Dropout probabilities: the definition has none; a person who trains adds them."""
-    return dict.fromkeys(keys, _TRAINING)
+    return dict.fromkeys(keys, TRAINING)
 
 
 def known_keys(family: Family) -> dict[str, Handled | Ignored | Only]:
@@ -208,8 +218,8 @@ def _flat(family: Family, configuration: Mapping[str, Any]) -> tuple[dict[str, A
     """A configuration with the keys of its objects behind their names, and what is wrong with those objects."""
     groups, found, problems = _groups(family), dict[str, Any](), list[str]()
     for key, value in family.update(configuration).items():
-        if "." in key:  # it would pass for an object's
-            problems.append(f"{key}: unknown key, got {shorten(value)}")
+        if "." in key and key not in COMMON:  # it would pass for an object's
+            problems.append(f"{shown(key)}: unknown key, got {shorten(value)}")
         elif key not in groups:
             found[key] = value
         elif isinstance(value, dict):
@@ -236,7 +246,7 @@ def read_options(family: Family, configuration: Mapping[str, Any]) -> tuple[dict
     settings = known_keys(family)
     configuration, problems = _flat(family, configuration)
     problems += [
-        f"{key}: unknown key, got {shorten(configuration[key])}"
+        f"{shown(key)}: unknown key, got {shorten(configuration[key])}"
         for key in configuration
         if key not in settings
     ]

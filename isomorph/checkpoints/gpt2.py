@@ -38,6 +38,10 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
     "n_ctx": Ignored("an older name of n_positions, which is read"),
     "scale_attn_weights": Only((True,), "scores are divided by the root of the head width"),
     "scale_attn_by_inverse_layer_idx": Only((False,), "all layers scale alike"),
+    **dict.fromkeys(
+        ("n_special", "predict_special_tokens"),
+        Ignored("of the first GPT's ids; vocab_size counts all of them"),
+    ),
     "reorder_and_upcast_attn": Ignored("how half precision is accumulated"),
     **dropout("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"),
     **dict.fromkeys(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from isomorph.checkpoints.sentence import MODULES, POOLING_DIRECTORY
-from isomorph.checkpoints.source import CONFIGURATION, PICKLED, SAFETENSORS, TOKENIZER, indexed_names
+from isomorph.checkpoints.source import CONFIGURATION, PICKLED, SAFETENSORS, indexed_names
 from isomorph.errors import IsomorphError, shorten
-from isomorph.paths import path_text
+from isomorph.paths import TOKENIZER, path_text
 
 SCHEME = "hf:"
 SECONDS = 5.0

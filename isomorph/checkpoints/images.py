@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from isomorph.checkpoints.blocks import ACTIVATIONS, PreNorm
@@ -146,15 +145,3 @@ def describe_image(plan: Plan) -> dict[str, Any]:
         "patch_size": patches.patch_size,
         "num_channels": channels,
     }
-
-
-def labels(count: int) -> dict[str, Any]:
-    """Names of classes that nobody knows here, as the peer library makes them up."""
-    names = {i: f"LABEL_{i}" for i in range(count)}
-    return {"id2label": names, "label2id": {name: i for i, name in names.items()}}
-
-
-def observe(shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether there is a pooler, and how many classes there are."""
-    head = shapes.get("classifier.weight", shapes.get("cls_classifier.weight", ()))
-    return {"pooler": "pooler.dense.weight" in shapes, "num_labels": head[0] if len(head) == 2 else 1}

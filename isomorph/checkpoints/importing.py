@@ -15,7 +15,7 @@ from isomorph.checkpoints.hub import local_directory
 from isomorph.checkpoints.sentence import MODULES, read_sentence
 from isomorph.checkpoints.source import CONFIGURATION, Checkpoint, Tensor, open_checkpoint
 from isomorph.checkpoints.timm import TIMM
-from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.errors import IsomorphError, did_you_mean, shorten, shown
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.resolver.dimensions import show_shape
 from isomorph.resolver.resolve import resolve
@@ -46,7 +46,7 @@ def import_checkpoint(
             configuration asks for something that cannot be expressed; E_WEIGHTS when the tensors are not
             those of the configuration; E_BACKEND when a pickle needs PyTorch, or the hub its client.
     """
-    if dtype is not None and dtype not in DTYPE_BYTES:
+    if dtype is not None and not (isinstance(dtype, str) and dtype in DTYPE_BYTES):
         raise IsomorphError(
             "E_ARGUMENT", f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {shorten(dtype)}"
         )
@@ -58,7 +58,10 @@ def import_checkpoint(
     # The configuration's sizes first: a hostile one is refused by the resolver's limits.
     plan = _resolved(checkpoint, family.definition(options), dtype or _dtype(family, tensors))
     rows = each_layer(family.rows(options), family.layers(options))
-    _check_tensors(family, options, plan, rows, tensors)
+    prefixed = [
+        name for row in rows if row.head and (name := f"{family.prefix}.{row.theirs}") in checkpoint.tensors
+    ]
+    _check_tensors(family, options, plan, rows, tensors, prefixed)
     return plan, _read(plan, rows, tensors)
 
 
@@ -90,7 +93,7 @@ def _family(checkpoint: Checkpoint) -> Family:
 
 def _named(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the family's present names, without the base model's prefix."""
-    prefix = family.prefix + "."
+    prefix = family.prefix + "." if family.prefix else ""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         short = family.rename(name.removeprefix(prefix))
@@ -102,12 +105,14 @@ def _named(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _options(family: Family, checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     options, problems = read_options(family, checkpoint.configuration)
-    named = checkpoint.configuration.get("architectures") or [family.default_architecture]
-    given = named[0] if isinstance(named, list) and named else named
+    named = checkpoint.configuration.get("architectures")
+    listed = [family.default_architecture] if named in (None, []) else named
+    given = listed[0] if isinstance(listed, list) else None
     architecture = family.architectures.get(given) if isinstance(given, str) else None
     if architecture is None:
         known = " or ".join(family.architectures)
-        problems.insert(0, f"architectures: expected {known}, got {shorten(given)}")
+        got = given if isinstance(listed, list) else named
+        problems.insert(0, f"architectures: expected {known}, got {shorten(got)}")
     if problems:
         keys = "a key" if len(problems) == 1 else f"{len(problems)} keys"
         raise IsomorphError(
@@ -174,9 +179,17 @@ def _unread(family: Family, name: str) -> bool:
 
 
 def _check_tensors(
-    family: Family, options: Mapping[str, Any], plan: Plan, rows: list[Row], tensors: Mapping[str, Tensor]
+    family: Family,
+    options: Mapping[str, Any],
+    plan: Plan,
+    rows: list[Row],
+    tensors: Mapping[str, Tensor],
+    prefixed: list[str],
 ) -> None:
-    """E_WEIGHTS listing every missing, unexpected and misshapen tensor at once."""
+    """E_WEIGHTS listing every missing, unexpected and misshapen tensor at once.
+
+    A head's tensor stands beside the base model, and one with the base model's prefix (``prefixed``) is none.
+    """
     shapes = _shapes(plan)
     expected = {row.theirs: their_shape(row, [shapes[path] for path in row.ours]) for row in rows}
     alternatives = {path: [r.theirs for r in rows if r.ours == (path,)] for path in plan.ties.values()}
@@ -188,8 +201,11 @@ def _check_tensors(
         for name, shape in expected.items()
         if name not in tensors and name not in excused
     ]
+    problems += [
+        f"unexpected: {name}, expected {name.removeprefix(family.prefix + '.')}" for name in prefixed
+    ]
     for name, tensor in tensors.items():
-        where = f"{name[:200]} in {tensor.file.name}"
+        where = f"{shown(name)} in {shown(tensor.file.name)}"
         if name not in expected:
             if not _unread(family, name):
                 problems.append(f"unexpected: {where} {show_shape(tensor.shape)}")

@@ -23,7 +23,7 @@ from isomorph.checkpoints.family import (
     is_positive,
     operators_of,
 )
-from isomorph.errors import shorten
+from isomorph.errors import shorten, shown
 from isomorph.operators.rotary import LLAMA3_BANDS
 from isomorph.plan import Plan
 
@@ -48,7 +48,10 @@ _BASE: dict[str, Handled | Ignored | Only] = {
     "rope_theta": Handled("float", None, optional=True),
     "partial_rotary_factor": Only((1.0, 1), "all features are rotated"),
     "hidden_act": Only(("silu", "swish"), "the feed-forward is gated by silu"),
-    "max_position_embeddings": Ignored("there is no table of positions: any length can be run"),
+    **dict.fromkeys(
+        ("max_position_embeddings", "max_sequence_length", "model_max_length"),
+        Ignored("there is no table of positions: any length can be run"),
+    ),
     **dropout("attention_dropout"),
 }
 LLAMA_SETTINGS = {
@@ -115,7 +118,7 @@ def _rope(options: Options) -> _Rope:
         )
     if given:
         name = next(iter(given))
-        raise ValueError(f"{name}: unknown key of the rotary positions, got {shorten(given[name])}")
+        raise ValueError(f"{shown(name)}: unknown key of the rotary positions, got {shorten(given[name])}")
     for key, value in (("rope_theta", theta), ("factor", factor)):
         if not is_positive(value):
             raise ValueError(f"{key}: expected a number above 0, got {shorten(value)}")
@@ -369,12 +372,13 @@ def _describe_qwen2(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _family(model_type: str, title: str, settings: Any, describe: Any) -> Family:
+def _family(model_type: str, title: str, settings: Any, describe: Any, older: str = "") -> Family:
+    """``older``: what files from before the class had its present name call it."""
     names = (f"{title}ForCausalLM", f"{title}Model")
     return Family(
         model_type=model_type,
         prefix="model",
-        architectures={name: name for name in names},
+        architectures={**{name: name for name in names}, **({older: names[0]} if older else {})},
         base_architectures=frozenset(names[1:]),
         default_architecture=names[0],
         settings=settings,
@@ -389,7 +393,7 @@ def _family(model_type: str, title: str, settings: Any, describe: Any) -> Family
     )
 
 
-LLAMA = _family("llama", "Llama", LLAMA_SETTINGS, _describe_llama)
+LLAMA = _family("llama", "Llama", LLAMA_SETTINGS, _describe_llama, older="LLaMAForCausalLM")
 MISTRAL = _family("mistral", "Mistral", MISTRAL_SETTINGS, _describe_mistral)
 MINISTRAL = _family("ministral", "Ministral", MINISTRAL_SETTINGS, _describe_ministral)
 QWEN2 = _family("qwen2", "Qwen2", QWEN2_SETTINGS, _describe_qwen2)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isomorph.checkpoints.source import inside, read_json
-from isomorph.errors import IsomorphError, shorten
+from isomorph.checkpoints.source import inside, is_file_name, read_json
+from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.weights.atomic import atomic_write
 
 MODULES = "modules.json"
@@ -56,7 +56,7 @@ def read_sentence(directory: Path, width: Any) -> dict[str, Any]:
             ],
         )
     place = modules[1].get("path")
-    if not isinstance(place, str) or not place or Path(place).name != place or "\\" in place:
+    if not isinstance(place, str) or not is_file_name(place):
         raise IsomorphError(
             "E_CHECKPOINT",
             f"{path} has the pooling's files in {shorten(place, 200)}",
@@ -94,7 +94,7 @@ def _pooling(path: Path, configuration: Mapping[str, Any], width: Any) -> str:
             if value is not True:
                 problems.append(f"{key}: expected true (a prompt counts like any text), got {shorten(value)}")
         else:
-            problems.append(f"{key}: unknown key, got {shorten(value)}")
+            problems.append(f"{shown(key)}: unknown key, got {shorten(value)}")
     if "pooling_mode" in configuration:  # the newer key, beside which the older ones do not count
         given = configuration["pooling_mode"]
         modes = given if isinstance(given, list) else [given]

@@ -8,14 +8,16 @@ is executed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from isomorph.errors import IsomorphError, shorten
-from isomorph.paths import path_text
+from isomorph.errors import IsomorphError, shorten, shown
+from isomorph.paths import TOKENIZER, path_text
 from isomorph.weights.file import CODES, refuse_foreign
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 CONFIGURATION = "config.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
-TOKENIZER = "tokenizer.json"
 _MOST_JSON_BYTES = 64 << 20  # an index of the largest published models has a few megabytes
+_MOST_NAME_BYTES = 255  # of every usual file system
 Result = TypeVar("Result")
 _DTYPES = {code: name for name, code in CODES.items()}
 
@@ -62,7 +64,9 @@ def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -
     """
     text = path_text(path, "the checkpoint's path")
     directory = Path(text)
-    if not directory.is_dir():
+    if not os.path.isdir(
+        directory
+    ):  # unlike Path.is_dir, it raises nothing for a name too long or not to be read
         raise IsomorphError(
             "E_CHECKPOINT",
             f"{directory} is not a directory",
@@ -76,7 +80,7 @@ def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -
             raise IsomorphError(
                 "E_CHECKPOINT",
                 f"{file} lacks {len(absent)} tensors that the index says it holds",
-                hints=[f"missing: {name}" for name in absent[:20]],
+                hints=[f"missing: {shown(name)}" for name in absent[:20]],
             )
         if twice := sorted(opened.keys() & tensors.keys()):
             raise IsomorphError(
@@ -125,7 +129,7 @@ def indexed_names(directory: Path, index: str) -> list[str]:
     suffix = ".safetensors" if index.startswith(SAFETENSORS) else ".bin"
     names = sorted(set(_places(directory, index).values()))
     for file in names:
-        if Path(file).name != file or "\\" in file or "\0" in file or not file.endswith(suffix):
+        if not is_file_name(file) or not file.endswith(suffix):
             raise IsomorphError(
                 "E_CHECKPOINT",
                 f"{directory / index} names the file {shorten(file, 300)}",
@@ -134,8 +138,17 @@ def indexed_names(directory: Path, index: str) -> list[str]:
     return names
 
 
+def is_file_name(text: str) -> bool:
+    """Whether a text is the name of one file that may lie in a directory, and no path that leads elsewhere."""
+    try:
+        length = len(os.fsencode(text))
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
+        return False
+    return Path(text).name == text != ".." and 0 < length <= _MOST_NAME_BYTES and not {"\\", "\0"} & set(text)
+
+
 def inside(directory: Path, name: str) -> Path:
-    """A file of the directory; E_CHECKPOINT when it is missing or a link leads out.
+    """A file of the directory; E_CHECKPOINT when it is missing, no file, or a link leads out.
 
     The hub's cache keeps the bytes in ``blobs`` beside ``snapshots``, with links to them; those may be followed.
     """
@@ -149,9 +162,28 @@ def inside(directory: Path, name: str) -> Path:
             f"{path} is a link that leads out of the directory, to {target}",
             hints=["copy the file into the directory"],
         )
-    if not target.is_file():
-        raise IsomorphError("E_CHECKPOINT", f"{path} does not exist", hints=["copy the model again, whole"])
+    if problem := _no_file(path):
+        raise IsomorphError("E_CHECKPOINT", f"{path} {problem}", hints=["copy the model again, whole"])
     return path
+
+
+_KINDS = {
+    stat.S_IFDIR: "is a directory", stat.S_IFIFO: "is a pipe", stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device", stat.S_IFBLK: "is a device",
+}  # fmt: skip
+
+
+def _no_file(path: Path) -> str:
+    """Why a path is no file to read, or nothing. It is never opened: a pipe would wait for its writer."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "is a link that leads back to itself"
+        return f"cannot be read: {error.strerror or error}"
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "is no file")
 
 
 def tokenizer_of(directory: Path) -> bytes | None:
@@ -164,8 +196,9 @@ def tokenizer_of(directory: Path) -> bytes | None:
     if not os.path.lexists(directory / TOKENIZER):
         return None
     path = inside(directory, TOKENIZER)
-    read_json(path)
-    return path.read_bytes()
+    content = _content(path)
+    _parsed(path, content, dict)
+    return content
 
 
 def configuration_of(directory: Path) -> dict[str, Any]:
@@ -175,11 +208,24 @@ def configuration_of(directory: Path) -> dict[str, Any]:
 
 def read_json(path: Path, kind: type[Result] = dict) -> Result:
     """What a file of at most 64 MiB holds; E_CHECKPOINT when it is no JSON, or no ``kind`` (dict or list)."""
+    return _parsed(path, _content(path), kind)
+
+
+def _content(path: Path) -> bytes:
     try:
-        if path.stat().st_size > _MOST_JSON_BYTES:
-            raise ValueError(f"more than {_MOST_JSON_BYTES:,} bytes")
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
+        with path.open("rb") as file:
+            content = file.read(_MOST_JSON_BYTES + 1)
+    except OSError as error:
+        raise IsomorphError("E_CHECKPOINT", f"cannot read {path}: {error.strerror or error}") from None
+    if len(content) > _MOST_JSON_BYTES:
+        raise IsomorphError("E_CHECKPOINT", f"{path} is no JSON: more than {_MOST_JSON_BYTES:,} bytes")
+    return content
+
+
+def _parsed(path: Path, text: bytes, kind: type[Result]) -> Result:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise IsomorphError("E_CHECKPOINT", f"{path} is no JSON: {shorten(str(error), 100)}") from None
     if not isinstance(content, kind):
         expected = "an object" if kind is dict else "a list"
@@ -215,7 +261,7 @@ def _with_safetensors(path: Path, use: Callable[[Any], Result]) -> Result:
     except (SafetensorError, OSError) as error:
         raise IsomorphError(
             "E_CHECKPOINT",
-            f"{path} is damaged or no safetensors file: {error}",
+            f"{path} is damaged or no safetensors file: {shown(str(error))}",
             hints=["copy the model again, whole"],
         ) from None
 

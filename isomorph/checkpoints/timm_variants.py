@@ -14,7 +14,7 @@ from math import isqrt
 from typing import Any, NamedTuple
 
 from isomorph.checkpoints import images
-from isomorph.checkpoints.family import Handled, Ignored, Only, Options
+from isomorph.checkpoints.family import TRAINING, Handled, Ignored, Only, Options
 from isomorph.errors import IsomorphError, shorten
 
 HEADS: dict[str, dict[int, int]] = {
@@ -53,7 +53,6 @@ _POOLS = {"token": "token", "avg": "avg", "max": "max", "avgmax": "avgmax"}
 
 _SHAPES = Ignored("the tensors' shapes and names tell")
 _DATA = Ignored("how images are prepared, or where the file is from")
-_TRAINING = Ignored("acts in training only")
 SETTINGS: dict[str, Handled | Ignored | Only] = {
     "architecture": Ignored("the variant's name, read beforehand"),
     "architecture_name": Handled("any"),
@@ -84,7 +83,7 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
                 "drop_path_rate", "weight_init", "fix_init",
             )
         ),
-        _TRAINING,
+        TRAINING,
     ),
     **dict.fromkeys(
         ("model_args.dynamic_img_size", "model_args.dynamic_img_pad"),

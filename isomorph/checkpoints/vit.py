@@ -20,6 +20,7 @@ from isomorph.checkpoints.family import (
     operators_of,
     their_name,
 )
+from isomorph.checkpoints.heads import labels, observe
 from isomorph.plan import Plan
 
 POOLER_ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "silu": "silu", "sigmoid": "sigmoid"}
@@ -121,7 +122,7 @@ def _describe(plan: Plan, title: str) -> dict[str, Any]:
     if last.name in ("linear", "scale"):
         classes = operators_of(plan, "linear")[-1].sizes["D_out"]
         kind = "ForImageClassification" if last.name == "linear" else "ForImageClassificationWithTeacher"
-        return {**options, **images.labels(classes), "architecture": title + kind, "num_labels": classes}
+        return {**options, **labels(classes), "architecture": title + kind, "num_labels": classes}
     if options["pooler"]:
         options["pooler_output_size"] = operators_of(plan, "linear")[-1].sizes["D_out"]
     return {**options, "architecture": f"{title}Model"}
@@ -143,7 +144,7 @@ def _family(model_type: str, title: str, endings: tuple[str, ...]) -> Family:
         unread=("embeddings.mask_token",),
         written=frozenset(["id2label", "label2id"]),
         has_tokens=False,
-        observe=images.observe,
+        observe=observe,
         problems=images.problems,
     )
 

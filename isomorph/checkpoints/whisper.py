@@ -11,6 +11,7 @@ from typing import Any
 
 from isomorph.checkpoints.blocks import ACTIVATIONS, PreNorm, number
 from isomorph.checkpoints.family import (
+    GENERATION,
     Family,
     Handled,
     Ignored,
@@ -31,7 +32,6 @@ EPS = 1e-5
 FRAMES = 2
 """Frames for each position of the encoder: the stride of the second convolution."""
 
-_GENERATION = Ignored("about generating text, not about the network")
 _CLASSIFIER = Ignored("of the classifier of sounds, which is not imported")
 _OTHER_NAMES = {
     "hidden_size": "d_model",
@@ -56,7 +56,14 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
     **{key: Handled("int", None, optional=True) for key in _OTHER_NAMES},
     "scale_embedding": Ignored("the peer library reads it and scales nothing, nor does the original"),
     "is_encoder_decoder": Only((True,), "an encoder and a decoder are imported"),
-    **dict.fromkeys(("forced_decoder_ids", "median_filter_width"), _GENERATION),
+    **dict.fromkeys(
+        (
+            "forced_decoder_ids", "median_filter_width", "alignment_heads", "is_multilingual", "lang_ids",
+            "lang_to_id", "language", "max_initial_timestamp_index", "no_timestamps_token_id", "prev_sot_token_id",
+            "return_timestamps", "suppress_ids", "task", "task_to_id",
+        ),
+        GENERATION,
+    ),
     **dict.fromkeys(("use_weighted_layer_sum", "classifier_proj_size"), _CLASSIFIER),
     **dropout("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
     **dropout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,17 @@ from isomorph.plan import DTYPE_BYTES, Plan
 FORMATS = ("hf", "onnx", "python")
 
 
-def run(model: str, to: str, out: str, *, json: bool, quiet: bool, framework: str = "torch") -> None:
+def run(model: str, to: str, out: str, *, json: bool, quiet: bool, framework: str | None = None) -> None:
     """Write the directory and say what loads it."""
     if to not in FORMATS:
         hints = did_you_mean(to, FORMATS) or [f"--to {' | '.join(FORMATS)}"]
         raise IsomorphError("E_ARGUMENT", f"there is no format {shorten(to)} to export to", hints=hints)
+    if framework is not None and to != "python":
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"--framework {shorten(framework)} says what source code is for, and --to {to} writes none",
+            hints=["leave it out, or give --to python"],
+        )
     plan, weights = open_network(model)
     if weights is None and to != "python":
         raise IsomorphError(
@@ -27,12 +34,12 @@ def run(model: str, to: str, out: str, *, json: bool, quiet: bool, framework: st
             hints=["give a saved model: a .safetensors file or the directory of a run"],
         )
     source = Path(model)
-    if Path(out).resolve() == (source if source.is_dir() else source.parent).resolve():
+    if os.path.realpath(out) == os.path.realpath(source if source.is_dir() else source.parent):
         raise IsomorphError(
             "E_ARGUMENT", f"-o {out} is where the model itself is", hints=["choose another directory"]
         )
     if to == "python":
-        _run_python(plan, weights, out, framework, json=json, quiet=quiet)
+        _run_python(plan, weights, out, framework or "torch", json=json, quiet=quiet)
         return
     assert weights is not None
     if to == "onnx":

@@ -53,7 +53,8 @@ def run(
     tokenizer = open_tokenizer(home, vocabulary) if prompts or stop else None
     if prompts:
         assert tokenizer is not None
-        given = [tokenizer.encode(sys.stdin.read() if text == "-" else text) for text in prompts]
+        prompts = [_standard_input() if text == "-" else text for text in prompts]
+        given = [tokenizer.encode(text) for text in prompts]
     else:
         given = [_read_ids(text) for text in ids or ()]
     ends = () if ignore_end else _ends(path / "model.safetensors" if path.is_dir() else path)
@@ -63,6 +64,16 @@ def run(
         _whole(built, given, prompts, tokenizer, settings, stops, json=json)
     else:
         _streamed(built, given[0], prompts, tokenizer, settings, stops, quiet=quiet)
+
+
+def _standard_input() -> str:
+    """All of it, as an argument of the same bytes would be."""
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+
+
+def _printable(text: str) -> str:
+    """A text in which every byte that is no UTF-8 is a replacement character."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _read_ids(text: str) -> list[int]:
@@ -100,9 +111,9 @@ def _build(plan: Plan, weights: Mapping[str, Any], backend: str | None, device: 
     return isomorph.linen.build(plan).bind(isomorph.linen.variables(plan, weights))
 
 
-def _texts(steps: Iterable[Any], tokenizer: Tokenizer, stops: Stops) -> Iterator[str]:
-    """The text in pieces. What may be the beginning of a stop is held back until it is known."""
-    pieces = tokenizer.stream()
+def _texts(steps: Iterable[Any], prompt: list[int], tokenizer: Tokenizer, stops: Stops) -> Iterator[str]:
+    """What the text adds to its prompt, in pieces. What may begin a stop is held back until it is known."""
+    pieces = tokenizer.stream(prompt)
     held = ""
     for new in steps:
         token = int(new[0])
@@ -124,6 +135,16 @@ def _texts(steps: Iterable[Any], tokenizer: Tokenizer, stops: Stops) -> Iterator
 def _first_stop(text: str, stops: Sequence[str]) -> int | None:
     places = [text.find(stop) for stop in stops if stop in text]
     return min(places) if places else None
+
+
+def _cut(ids: list[int], prompt: list[int], tokenizer: Tokenizer, stops: Stops) -> tuple[list[int], str]:
+    """New ids and their text up to a stop: of the ids as many as it takes to write that text."""
+    text = tokenizer.decode(ids, prompt)
+    cut = _first_stop(text, stops.texts)
+    if cut is None:
+        return ids, text
+    enough = (n for n in range(len(ids)) if tokenizer.decode(ids[:n], prompt).startswith(text[:cut]))
+    return ids[: next(enough, len(ids))], text[:cut]
 
 
 def _beginning(text: str, stops: Sequence[str]) -> int:
@@ -149,9 +170,9 @@ def _streamed(
 
     steps = stream(built, ids, stop=stops.ids, **settings)  # before anything is printed: it may refuse
     if not quiet:
-        sys.stdout.write(tokenizer.decode(ids) if prompts and prompts[0] == "-" else (prompts or [""])[0])
+        sys.stdout.write(_printable(prompts[0]) if prompts else "")
         sys.stdout.flush()
-    for piece in _texts(steps, tokenizer, stops):
+    for piece in _texts(steps, ids, tokenizer, stops):
         sys.stdout.write(piece)
         sys.stdout.flush()
     print()
@@ -177,10 +198,9 @@ def _whole(
         end = next((i for i, token in enumerate(row) if token in stops.ids), len(row))
         entry: dict[str, Any] = {"ids": prompt, "new_ids": row[:end]}
         if tokenizer is not None:
-            text = tokenizer.decode(row[:end])
-            entry["text"] = text[: _first_stop(text, stops.texts)]
+            entry["new_ids"], entry["text"] = _cut(row[:end], prompt, tokenizer, stops)
         if prompts:
-            entry["prompt"] = prompts[index]
+            entry["prompt"] = _printable(prompts[index])
         found.append(entry)
     if json:
         print(json_text.dumps(found, indent=2, ensure_ascii=False))

@@ -3,71 +3,153 @@
 ``-o MODEL.safetensors`` writes the model, and beside it ``MODEL.net``, the same definition as text to read and
 edit; ``-o DIR`` writes ``DIR/model.safetensors`` and ``DIR/model.net``. A ``tokenizer.json`` of the checkpoint is
 copied beside them; ids of special tokens and names of classes go into the model's notes.
+
+Nothing that somebody made is overwritten: neither an edited definition, unless ``--force`` says so, nor another
+model's tokenizer. Of an earlier import the definition goes first where it is another one, then the model is
+replaced, then the new definition and the tokenizer are written: killed at any moment, a definition that is there
+is that of the model beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json as json_text
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from isomorph.checkpoints.hub import local_directory
 from isomorph.checkpoints.importing import import_checkpoint
 from isomorph.checkpoints.notes import notes_of
-from isomorph.checkpoints.source import TOKENIZER, configuration_of, tokenizer_of
+from isomorph.checkpoints.source import configuration_of, tokenizer_of
 from isomorph.errors import IsomorphError
+from isomorph.paths import TOKENIZER, path_text
 from isomorph.weights.atomic import atomic_write
-from isomorph.weights.file import save
+from isomorph.weights.file import load_plan, save
 
 
-def run(source: str, out: str, dtype: str | None, *, json: bool, quiet: bool) -> None:
+class _Target(NamedTuple):
+    """Where an import is written."""
+
+    model: Path
+    definition: Path
+    tokenizer: Path
+
+
+def run(source: str, out: str, dtype: str | None, *, force: bool = False, json: bool, quiet: bool) -> None:
     """Write the files and say what is in them."""
     directory = Path(local_directory(source))
-    model = _target(directory, out)
+    with _told(out):
+        target = _target(directory, path_text(out, "-o"))
     plan, weights = import_checkpoint(directory, dtype=dtype)
     notes, tokenizer = notes_of(configuration_of(directory)), tokenizer_of(directory)
-    definition, beside = model.with_suffix(".net"), model.with_name(TOKENIZER)
-    if tokenizer is not None:
-        _check_tokenizer(beside, tokenizer)
-    try:
-        model.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(definition, plan.definition.encode())
-        if tokenizer is not None and not beside.exists():
-            atomic_write(beside, tokenizer)
-    except OSError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT",
-            f"cannot write {error.filename or definition}: {error.strerror or error}",
-            hints=["check the directory"],
-        ) from error
-    save(model, plan, weights, notes=notes or None)
+    text = plan.definition.encode()
+    with _told(out):
+        _check_tokenizer(target, tokenizer)
+        if not force:
+            _check_definition(target, text)
+        target.model.parent.mkdir(parents=True, exist_ok=True)
+        with _withdrawn(target.definition, text):
+            save(target.model, plan, weights, notes=notes or None)
+        atomic_write(target.definition, text)
+        if tokenizer is not None and not target.tokenizer.exists():  # else it is the same
+            atomic_write(target.tokenizer, tokenizer)
     found = {
-        "model": str(model), "definition": str(definition), "dtype": plan.dtype,
-        "parameters": plan.parameter_count, **({} if tokenizer is None else {"tokenizer": str(beside)}),
+        "model": str(target.model), "definition": str(target.definition), "dtype": plan.dtype,
+        "parameters": plan.parameter_count,
+        **({} if tokenizer is None else {"tokenizer": str(target.tokenizer)}),
     }  # fmt: skip
     if json:
         print(json_text.dumps(found, indent=2))
     elif not quiet:
-        print(f"{model}: {plan.parameter_count:,} parameters, {plan.dtype}; its definition is {definition}")
+        print(
+            f"{target.model}: {plan.parameter_count:,} parameters, {plan.dtype}; "
+            f"its definition is {target.definition}"
+        )
 
 
-def _target(source: Path, out: str) -> Path:
-    """The model's file; E_ARGUMENT when it would replace the source."""
+@contextlib.contextmanager
+def _told(out: str) -> Iterator[None]:
+    """E_CHECKPOINT for whatever the system has against a file."""
+    try:
+        yield
+    except OSError as error:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"cannot write {error.filename or out}: {error.strerror or error}",
+            hints=["check the directory"],
+        ) from error
+
+
+def _target(source: Path, out: str) -> _Target:
+    """Where to write; E_ARGUMENT when that would replace the source."""
     path = Path(out)
     model = path if path.suffix == ".safetensors" else path / "model.safetensors"
-    if model.exists() and model.parent.exists() and model.parent.resolve() == source.resolve():
+    if model.exists() and os.path.realpath(model.parent) == os.path.realpath(source):
         raise IsomorphError(
             "E_ARGUMENT", f"-o {out} would replace {model}, which is imported", hints=["choose another name"]
         )
-    return model
+    return _Target(model, model.with_suffix(".net"), model.with_name(TOKENIZER))
 
 
-def _check_tokenizer(beside: Path, tokenizer: bytes) -> None:
-    """E_ARGUMENT when another model's tokenizer is where this one's belongs."""
-    if not beside.exists():
+def _check_tokenizer(target: _Target, tokenizer: bytes | None) -> None:
+    """E_ARGUMENT when this model would be read with another one's tokenizer, or another one with this one's.
+
+    One file serves every model in a directory.
+    """
+    beside = target.tokenizer
+    if beside.exists():
+        if tokenizer is None:
+            problem = "is there already, and this model has none of its own"
+        elif beside.stat().st_size != len(tokenizer) or beside.read_bytes() != tokenizer:
+            problem = "is there already, and is not this model's"
+        else:
+            return
+    elif tokenizer is not None and (others := _other_models(target.model)):
+        problem = f"would be taken for that of {others[0].name} too"
+    else:
         return
-    if beside.stat().st_size != len(tokenizer) or beside.read_bytes() != tokenizer:
-        raise IsomorphError(
-            "E_ARGUMENT",
-            f"{beside} is there already, and is not this model's",
-            hints=["a model and its tokenizer.json lie side by side: choose another directory, or remove it"],
-        )
+    hint = "a model and its tokenizer.json lie side by side: choose another directory"
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"{beside} {problem}",
+        hints=[hint + (", or remove it" if beside.exists() else ", as in -o NAME/")],
+    )
+
+
+def _other_models(model: Path) -> list[Path]:
+    return sorted(other for other in model.parent.glob("*.safetensors") if other.name != model.name)
+
+
+def _check_definition(target: _Target, text: bytes) -> None:
+    """E_ARGUMENT for a definition that is neither the new one nor that of the model beside it."""
+    definition = target.definition
+    if not os.path.lexists(definition):
+        return
+    there = definition.read_bytes()
+    if there == text:
+        return
+    with contextlib.suppress(IsomorphError):  # without a sound model beside it nobody knows whose it is
+        if there == load_plan(target.model).definition.encode():
+            return
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"{definition} is there already, and is not the definition of this model or of the one beside it",
+        hints=["choose another name, or overwrite it: --force"],
+    )
+
+
+@contextlib.contextmanager
+def _withdrawn(definition: Path, text: bytes) -> Iterator[None]:
+    """Take a definition away while its model is replaced, unless the new one's is the same; on failure it returns."""
+    before = definition.read_bytes() if os.path.lexists(definition) else text
+    if before != text:
+        definition.unlink()
+    try:
+        yield
+    except BaseException:
+        if before != text:
+            with contextlib.suppress(OSError):
+                atomic_write(definition, before)
+        raise

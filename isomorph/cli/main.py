@@ -230,7 +230,9 @@ def generate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or a run's directory.")],
     prompt: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="What to continue; - for standard input; repeatable."),
+        typer.Option(
+            "--prompt", "-p", metavar="TEXT", help="What to continue; - for standard input; repeatable."
+        ),
     ] = None,
     ids: Annotated[
         list[str] | None, typer.Option("--ids", help="Ids to continue instead, as in 1,2,3; repeatable.")
@@ -251,7 +253,9 @@ def generate(
     backend: Annotated[
         str | None, typer.Option("--backend", help="torch, nnx or linen; torch where it is installed.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="For torch, as in cpu, cuda:0 [cpu].")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="For torch, as in cpu, cuda:0 [cpu].")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -273,12 +277,16 @@ def generate(
 @app.command("import")
 def import_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A directory with config.json and its weights, or hf:owner/name.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A directory with config.json and its weights, or hf:owner/name."
+        ),
     ],
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="MODEL", help="A .safetensors file, or a directory.")
     ],
     dtype: Annotated[str | None, typer.Option("--dtype", help="That of the tensors where omitted.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a definition that was edited.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -288,15 +296,19 @@ def import_(
     """
     from isomorph.cli.import_ import run
 
-    run(source, out, dtype, json=json, quiet=quiet)
+    run(source, out, dtype, force=force, json=json, quiet=quiet)
 
 
 @app.command()
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or a run's directory.")],
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The directory to write.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: for transformers; onnx; python.")] = "hf",
-    framework: Annotated[str, typer.Option("--framework", help="Of python: torch or nnx.")] = "torch",
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="hf: for transformers; onnx; python.")
+    ] = "hf",
+    framework: Annotated[
+        str | None, typer.Option("--framework", help="Of python: torch or nnx [torch].")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,9 +45,13 @@ def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> 
                 f"{model} is a saved model, whose contracts and dtype are in it",
                 hints=["leave out --input, --output, --dtype and --input-dtype"],
             )
-        from isomorph.weights.file import load
-
-        return NetworkFile(*load(model))
+        return NetworkFile(*_loaded(model))
+    if file != "-" and path.suffix != ".net" and not os.path.lexists(path):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"there is no file or directory {path}",
+            hints=["give a definition (.net), a saved model (.safetensors), or the directory of a run"],
+        )
     from isomorph.resolver.resolve import resolve, resolve_file
 
     inputs, outputs, dtype, input_dtypes = contracts
@@ -68,8 +73,37 @@ def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> 
         raise IsomorphError(error.code, error.message, error.location, [hint]) from None
 
 
+def _loaded(model: Path) -> tuple[Plan, dict[str, Any]]:
+    from isomorph.weights.file import load
+
+    try:
+        return load(model)
+    except IsomorphError as error:
+        if (
+            error.code == "E_CHECKPOINT"
+            and error.message.endswith("holds arrays but no plan")
+            and _is_published(model.parent)
+        ):
+            raise _not_imported(model.parent) from error
+        raise
+
+
+def _is_published(directory: Path) -> bool:
+    from isomorph.training.checkpoint import settings_of
+
+    return (directory / "config.json").is_file() and not settings_of(directory)
+
+
+def _not_imported(directory: Path) -> IsomorphError:
+    return IsomorphError(
+        "E_ARGUMENT",
+        f"{directory} holds a published checkpoint, which has a config.json and no plan",
+        hints=[f"import it first: isomorph import {directory} -o model.safetensors"],
+    )
+
+
 def _no_model(directory: Path) -> IsomorphError:
-    """What a directory without a model is: an unfinished run, or none."""
+    """What a directory without a model is: a published checkpoint, an unfinished run, or none."""
     from isomorph.training.checkpoint import RunDirectory, settings_of
 
     if settings_of(directory):
@@ -81,6 +115,8 @@ def _no_model(directory: Path) -> IsomorphError:
                 f"isomorph train with --resume continues it; its network is {directory / 'definition.net'}"
             ],
         )
+    if _is_published(directory):
+        return _not_imported(directory)
     return IsomorphError(
         "E_CHECKPOINT",
         f"{directory} is a directory without a model.safetensors",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from isomorph.errors import IsomorphError, shorten
 PREFILL_CHUNK = 512
 """How many positions of a prompt are computed at a time."""
 
+_FIRST_ROOM = 2048  # new ids that there is memory for at first; it grows when they have come
+_LARGEST_ID = 2**63 - 1
+
 _FILL = 0  # what stands in padding: any id that the network knows
 
 
@@ -25,10 +29,18 @@ class Prompt(NamedTuple):
     Attributes:
         ids: ``[B, T]``, int64.
         pads: how many of them are filling, ``[B]``.
+        given: ``[B, T]`` as they came, with what stands in the filling.
     """
 
     ids: Array
     pads: Array
+    given: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B, and the number of ids in the longest row."""
+        B, T = self.ids.shape
+        return B, T - int(self.pads.min()) if B else T
 
 
 def generate(
@@ -39,7 +51,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    stop: int | Sequence[int] = (),
+    stop: int | Sequence[int] | None = (),
     *,
     mask: Any = None,
     inputs: Mapping[str, Any] | None = None,
@@ -54,35 +66,40 @@ def generate(
         model: from ``isomorph.torch.build`` or ``isomorph.nnx.build``, or a bound Linen module,
             ``isomorph.linen.build(plan).bind(variables)``; of any plan in which a position sees the past
             alone.
-        ids: a prompt ``[T]`` or prompts ``[B, T]`` as integers: an array, a tensor, or lists, whose rows may
-            differ in length.
+        ids: a prompt ``[T]`` or prompts ``[B, T]`` as integers: an array, a tensor, or a list of ids, or of rows
+            that may differ in length, themselves lists, arrays or tensors.
         max_new_tokens: how many ids to add, from 0.
         temperature: 0 takes the highest score; else ids are drawn, the more evenly the higher it is.
         top_k: draw from the ``top_k`` highest scores only; 0 for all.
         top_p: draw from the fewest ids whose probabilities reach it, after ``top_k``; 1 for all.
         seed: of the draws. Equal seeds give equal ids in every backend.
-        stop: an id, or several, that end a row. It is part of the result, and fills the row up to the length
-            of the longest.
-        mask: for an array whose rows are filled up on the left: ``[B, T]``, True where there is an id.
-        inputs: further inputs of the network by name, such as an encoder's.
+        stop: an id, or several, that end a row; None or empty for none. It is part of the result, and fills the
+            row up to the length of the longest.
+        mask: for ids whose rows are filled up on the left already: ``[B, T]``, True where there is an id.
+        inputs: further inputs of the network by name, such as an encoder's, as a call of the model takes them, or
+            as NumPy arrays.
         prefill_chunk: how many positions of the prompt are computed at a time.
 
     Returns:
         The prompt and what follows, ``[T + n]`` or ``[B, T + n]`` with ``n <= max_new_tokens``: a tensor or
         array of the kind of ``ids``, a NumPy array (int64) for lists. Lists of unequal rows are filled up
-        on the left with 0.
+        on the left with 0; what a mask hides stays as it was.
 
     Raises:
         IsomorphError: E_ARGUMENT when the network cannot generate text, with the node that is in the way, or
-            for an argument out of range; E_RUNTIME when ids are outside the table or more positions are
-            needed than the network has.
+            for an argument out of range; E_RUNTIME when ids are outside the table, more positions are needed than
+            the network has, or further inputs do not meet their contracts; E_RESOURCE when there is no memory for
+            that many keys and values.
     """
     backend, layout, prompt = _prepared(model, ids, mask)
     steps = _steps(
         model, backend, layout, prompt, max_new_tokens,
         Sampling(temperature, top_k, top_p, seed), stop, inputs, prefill_chunk,
     )  # fmt: skip
-    whole = np.concatenate([prompt.ids, *(new[:, None] for new in steps)], axis=1)
+    if not len(prompt.ids):  # no row that could end
+        whole = np.zeros((0, prompt.ids.shape[1] + int(max_new_tokens)), np.int64)
+    else:
+        whole = np.concatenate([prompt.given, *(new[:, None] for new in steps)], axis=1)
     whole = whole[0] if _is_row(ids) else whole
     return backend.like(whole, ids) if backend.to_numpy(ids) is not None else whole
 
@@ -95,7 +112,7 @@ def stream(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    stop: int | Sequence[int] = (),
+    stop: int | Sequence[int] | None = (),
     *,
     mask: Any = None,
     inputs: Mapping[str, Any] | None = None,
@@ -116,13 +133,17 @@ def stream(
 def _prepared(model: Any, ids: Any, mask: Any) -> tuple[DecodingBackend, Layout, Prompt]:
     backend = backend_of(model)
     layout = decoding_layout(backend.plan_of(model))
-    array = backend.to_numpy(ids)
-    shown = backend.to_numpy(mask)
-    return (
-        backend,
-        layout,
-        read_prompt(ids if array is None else array, mask if shown is None else shown, layout.vocabulary),
-    )
+    array, shown = _in_numpy(backend, ids), _in_numpy(backend, mask)
+    return backend, layout, read_prompt(array, shown, layout.vocabulary)
+
+
+def _in_numpy(backend: DecodingBackend, given: Any) -> Any:
+    """What is a tensor of the backend, or a list of them, in NumPy; all else as it is."""
+    array = backend.to_numpy(given)
+    if array is None and isinstance(given, list | tuple):
+        rows = [backend.to_numpy(row) for row in given]
+        return [row if found is None else found for row, found in zip(given, rows, strict=True)]
+    return given if array is None else array
 
 
 def backend_of(model: Any) -> DecodingBackend:
@@ -138,7 +159,7 @@ def _is_row(ids: Any) -> bool:
     shape = getattr(ids, "shape", None)
     if shape is not None:
         return len(shape) == 1
-    return not any(isinstance(row, Sequence | np.ndarray) for row in ids)
+    return not any(isinstance(row, Sequence) or getattr(row, "shape", ()) for row in ids)
 
 
 def read_prompt(ids: Any, mask: Any, vocabulary: int) -> Prompt:
@@ -148,29 +169,31 @@ def read_prompt(ids: Any, mask: Any, vocabulary: int) -> Prompt:
         IsomorphError: E_ARGUMENT for what are no prompts; E_RUNTIME for an id outside the table.
     """
     rows = _rows(ids)
-    lengths = [len(row) for row in rows]
-    T = max(lengths, default=0)
-    if _has_shape(ids):
-        T = ids.shape[1]
-    batch = np.full((len(rows), T), _FILL, dtype=np.int64)
-    for row, given in zip(batch, rows, strict=True):
-        row[T - len(given) :] = given
-    pads = np.array([T - length for length in lengths], dtype=np.int64)
+    T = ids.shape[1] if _has_shape(ids) else max(map(len, rows), default=0)
+    given = np.full((len(rows), T), _FILL, dtype=np.int64)
+    for row, some in zip(given, rows, strict=True):
+        row[T - len(some) :] = some
+    pads = np.array([T - len(row) for row in rows], dtype=np.int64)
     if mask is not None:
-        pads = pads + _padding(mask, batch.shape)
+        if pads.any():
+            raise IsomorphError(
+                "E_ARGUMENT",
+                "mask was given for rows of unequal lengths, whose ends tell already where there are ids",
+                hints=["leave mask out, or give an array [B, T] filled up on the left"],
+            )
+        pads = _padding(mask, given.shape)
     if (pads >= T).any() if len(rows) else T == 0 and not _has_shape(ids):
         index = int((pads >= T).argmax()) if len(rows) else 0
         raise IsomorphError(
             "E_ARGUMENT", f"the prompt of row {index} is empty", hints=["give every row at least one id"]
         )
-    filled = np.arange(T) < pads[:, None]
-    batch[filled] = _FILL
+    batch = np.where(np.arange(T) < pads[:, None], _FILL, given)
     outside = (batch < 0) | (batch >= vocabulary)
     if vocabulary and outside.any():
         from isomorph.backends.contract import outside_table
 
         raise outside_table(int(batch[outside][0]), vocabulary)
-    return Prompt(batch, pads)
+    return Prompt(batch, pads, given)
 
 
 def _has_shape(ids: Any) -> bool:
@@ -239,35 +262,46 @@ def _steps(
     prompt: Prompt,
     max_new_tokens: int,
     sampling: Sampling,
-    stop: int | Sequence[int],
+    stop: int | Sequence[int] | None,
     inputs: Mapping[str, Any] | None,
     prefill_chunk: int,
 ) -> Iterator[Array]:
     """Check the arguments now, and compute as the result is read."""
-    for name, value, least in (("max_new_tokens", max_new_tokens, 0), ("prefill_chunk", prefill_chunk, 1)):
-        if type(value) is not int or value < least:
-            raise IsomorphError("E_ARGUMENT", f"{name} must be an int from {least}, got {shorten(value)}")
-    stops = _stops(stop)
-    _check_length(layout, prompt, max_new_tokens)
-    given = _inputs(layout, prompt, inputs or {})
-    return _run(model, backend, layout, prompt, max_new_tokens, sampling, stops, given, prefill_chunk)
+    count, chunk = _count("max_new_tokens", max_new_tokens, 0), _count("prefill_chunk", prefill_chunk, 1)
+    stops = _stops(backend, stop)
+    _check_length(layout, prompt, count)
+    named = _named(layout, inputs)
+    given = backend.inputs(model, layout, prompt.shape, named)
+    return _run(model, backend, layout, prompt, count, sampling, stops, given, chunk)
 
 
-def _stops(stop: int | Sequence[int]) -> Array:
-    found = [stop] if isinstance(stop, int) and not isinstance(stop, bool) else stop
-    if isinstance(found, str | bytes) or not isinstance(found, Sequence | set | frozenset | np.ndarray):
-        raise IsomorphError("E_ARGUMENT", f"stop must be an id or several, got {shorten(stop)}")
-    array = np.array(sorted(found), dtype=None if len(found) else np.int64)
-    if array.dtype.kind not in "iu":
-        raise IsomorphError("E_ARGUMENT", f"stop must be an id or several, got {shorten(stop)}")
-    return array
+def _count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise IsomorphError("E_ARGUMENT", f"{name} must be an int from {least}, got {shorten(value)}")
+    return int(value)
+
+
+def _stops(backend: DecodingBackend, stop: Any) -> Array:
+    """The ids that end a row, in any form."""
+    array = backend.to_numpy(stop)
+    given = stop if array is None else array
+    if isinstance(given, np.ndarray) and given.ndim <= 1:
+        given = given.reshape(-1).tolist()
+    found = [] if given is None else [given] if isinstance(given, Integral) else given
+    if not isinstance(found, Sequence | Set) or not all(map(_is_stop, found)):
+        raise IsomorphError("E_ARGUMENT", f"stop must be an id or several, from 0, got {shorten(stop)}")
+    return np.array(sorted(map(int, found)), dtype=np.int64)
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= _LARGEST_ID
 
 
 def _check_length(layout: Layout, prompt: Prompt, new: int) -> None:
     """The last id that is added is not read, so it needs no position."""
     if layout.limit is None or not len(prompt.ids):
         return
-    longest = prompt.ids.shape[1] - int(prompt.pads.min())
+    longest = prompt.shape[1]
     needed = longest + max(0, new - 1)
     if needed > layout.limit:
         raise IsomorphError(
@@ -280,16 +314,22 @@ def _check_length(layout: Layout, prompt: Prompt, new: int) -> None:
         )
 
 
-def _inputs(layout: Layout, prompt: Prompt, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _named(layout: Layout, inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The further inputs by name, none missing and none too many."""
     wanted = [layout.plan.inputs[index][0] for index in layout.others]
-    if sorted(wanted) != sorted(inputs):
-        given = ", ".join(map(str, inputs)) or "none"
+    hints = ['give them by name, as in inputs={"features": x}'] if wanted else []
+    found = {} if inputs is None else inputs
+    if not isinstance(found, Mapping):
+        got = shorten(type(inputs).__name__)
+        raise IsomorphError("E_ARGUMENT", f"inputs must be a dictionary by name, got {got}", hints=hints)
+    if set(wanted) != set(found):
+        given = ", ".join(map(str, found)) or "none"
         raise IsomorphError(
             "E_ARGUMENT",
             f"the network's further inputs are {', '.join(wanted) or 'none'}, got {given}",
-            hints=['give them by name, as in inputs={"features": x}'] if wanted else [],
+            hints=hints,
         )
-    return dict(inputs)
+    return found
 
 
 def _run(
@@ -300,7 +340,7 @@ def _run(
     max_new_tokens: int,
     sampling: Sampling,
     stops: Array,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[int, Any],
     chunk: int,
 ) -> Iterator[Array]:
     B, T = prompt.ids.shape
@@ -315,7 +355,7 @@ def _run(
     slots = backend.slots(T - ahead, chunk)
     ids = np.pad(ids, ((0, 0), (slots - ids.shape[1], 0)), constant_values=_FILL)
     pads = pads + (slots - (T - ahead))
-    decoder = backend.start(model, layout, slots + max_new_tokens, pads, inputs)
+    decoder = backend.start(model, layout, slots + min(max_new_tokens, _FIRST_ROOM), pads, inputs)
     logits = None
     for first in range(0, slots, chunk):
         logits = decoder.feed(ids[:, first : first + chunk], wanted=first + chunk >= slots)

@@ -1,4 +1,4 @@
-"""A model prepared for inference."""
+"""A model prepared for inference, or for training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any, Protocol
 from isomorph.engine.models import part_of_backend
 from isomorph.errors import IsomorphError, shorten
 
-DTYPES = {"torch": ("float32", "bfloat16", "int8"), "nnx": ("float32", "bfloat16"), "linen": ("float32", "bfloat16")}
+DTYPES = {
+    "torch": ("float32", "bfloat16", "int8"),
+    "nnx": ("float32", "bfloat16"),
+    "linen": ("float32", "bfloat16"),
+}
 
 
 class Prepared(Protocol):
@@ -16,30 +20,75 @@ class Prepared(Protocol):
     def __call__(self, /, *inputs: Any, **named: Any) -> Any: ...
 
 
-def prepare(model: Any, dtype: str | None = None) -> Prepared:
-    """A faster function of the same inputs and outputs, for inference.
+def prepare(
+    model: Any, dtype: str | None = None, *, training: bool = False, checkpointing: bool = False
+) -> Any:
+    """A faster function of the same inputs and outputs, for inference; or a network that trains faster.
 
     It is derived from what the network computes: products on one input are joined, activations and sums are
     computed with the product before them, gains move into neighbouring weights, and weights are laid out once
-    as the fastest kernel wants them. There are no gradients and no dropout. A call looks whether a parameter
-    was changed, and prepares anew if so: results are never those of older weights.
+    as the fastest kernel wants them. There are no gradients and no dropout, whatever mode the model is in.
+
+    A call looks whether a parameter or a layer was changed, and prepares anew if so: results are never those of
+    older weights. What PyTorch does not count as a change (writing into ``parameter.data``) cannot be seen;
+    ``torch.autograd.graph.increment_version(parameter)`` tells it. In JAX, what a compiled function closes over
+    it keeps: there the weights are those at the time of tracing. A model that is no longer what its plan says
+    (another layer, a hook, an adapter, a parametrization), and one under autocast, is called itself, in
+    evaluation mode; the former is said once, as a warning.
 
     Args:
         model: from ``isomorph.torch.build`` or ``isomorph.nnx.build``, or a bound Linen module.
-        dtype: what products are computed in, the plan's where omitted. ``bfloat16`` halves the memory of
+        dtype: what products are computed in, the model's where omitted. ``bfloat16`` halves the memory of
             weights; in torch ``int8`` quarters it (weights alone, a step for each row, activations in
             bfloat16). Inputs and outputs keep the model's dtype.
+        training: give a network with the same parameters, which trains faster on some CPUs; PyTorch alone.
+            It is a module: call it, differentiate it, optimise its parameters, which are the model's own.
+        checkpointing: with ``training``: keep each node's inputs alone for the backward pass, and compute
+            what is inside anew. It takes less memory and more time.
 
     Returns:
-        A callable that takes what the model takes. In float32 its results are within the bound of the plan's
-        dtype; otherwise within that of bfloat16, with int8 the weights' steps beside it.
+        A callable that takes what the model takes. In float32 its results are within the bound of float32 from
+        the reference's, in bfloat16 and int8 within that of bfloat16 (``docs/numbers.md``). With ``training``
+        a ``torch.nn.Module``.
 
     Raises:
-        IsomorphError: E_ARGUMENT for what is no model, or a dtype that its framework has no products for.
+        IsomorphError: E_ARGUMENT for what is no model, for one that is prepared already, for a dtype that its
+            framework has no products for, or for ``training`` of a Flax model.
     """
     backend, engine = part_of_backend(model, "engine")
+    if isinstance(model, engine.Engine):
+        raise IsomorphError("E_ARGUMENT", "the model is prepared already", hints=["prepare the model itself"])
+    if training:
+        return _for_training(model, backend, dtype, checkpointing)
+    if checkpointing:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            "checkpointing is for training",
+            hints=["prepare(model, training=True, checkpointing=True)"],
+        )
     if dtype is not None and dtype not in DTYPES[backend]:
         raise IsomorphError(
-            "E_ARGUMENT", f"dtype must be one of {', '.join(DTYPES[backend])} for {backend}, got {shorten(dtype)}"
+            "E_ARGUMENT",
+            f"dtype must be one of {', '.join(DTYPES[backend])} for {backend}, got {shorten(dtype)}",
         )
     return engine.prepare(model, dtype)
+
+
+def _for_training(model: Any, backend: str, dtype: Any, checkpointing: bool) -> Any:
+    if backend != "torch":
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"training=True is for models of PyTorch, got one of {backend}",
+            hints=[
+                "compile its training step as a whole, its state donated: jax.jit(step, donate_argnums=0)"
+            ],
+        )
+    if dtype is not None:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"a network for training computes in its own dtype, got dtype={shorten(dtype)}",
+            hints=["use torch.autocast around the forward pass"],
+        )
+    from isomorph.backends.torch.fast_training import prepare_training
+
+    return prepare_training(model, checkpointing=checkpointing)

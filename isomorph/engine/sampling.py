@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -31,11 +33,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, 0.0, math.inf, "a number from 0")
-        _check_number("top_p", self.top_p, 0.0, 1.0, "a number from 0 to 1")
-        if type(self.top_k) is not int or self.top_k < 0:
+        temperature = _number("temperature", self.temperature, math.inf, "a number from 0")
+        top_p = _number("top_p", self.top_p, 1.0, "a number from 0 to 1")
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, Integral) or self.top_k < 0:
             raise IsomorphError("E_ARGUMENT", f"top_k must be an int from 0, got {shorten(self.top_k)}")
         check_seed(self.seed)
+        plain = {"temperature": temperature, "top_p": top_p, "top_k": int(self.top_k), "seed": int(self.seed)}
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
 
     def choose(self, scores: Array, step: int) -> Array:
         """An id for every row: ``[B, V] -> [B]``, int64.
@@ -55,7 +60,7 @@ class Sampling:
             )
         if self.temperature == 0:
             return scores.argmax(-1)
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([int(self.seed), step])))
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, step])))
         draws = generator.random(len(scores))
         return np.array([self._draw(row, u) for row, u in zip(scores, draws, strict=True)], dtype=np.int64)
 
@@ -92,11 +97,12 @@ def _softmax(scores: Array, temperature: float) -> Array:
     return weights / weights.sum()
 
 
-def _check_number(name: str, value: object, low: float, high: float, expected: str) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low <= value <= high
-        or value == math.inf
-    ):
+def _number(name: str, value: object, high: float, expected: str) -> float:
+    """A finite number from 0 to ``high``, as a float."""
+    found = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer that no float holds
+            found = float(value)
+    if not 0.0 <= found <= high or found == math.inf:
         raise IsomorphError("E_ARGUMENT", f"{name} must be {expected}, got {shorten(value)}")
+    return found

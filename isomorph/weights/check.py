@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from isomorph.errors import IsomorphError, did_you_mean
+from isomorph.errors import IsomorphError, did_you_mean, shown
 from isomorph.plan import Plan
 from isomorph.resolver.dimensions import show_shape
 
@@ -34,7 +34,7 @@ def check_weights(plan: Plan, shapes: Mapping[str, Sequence[int]]) -> None:
         hints=[
             *(f"missing: {path} {show_shape(expected[path])}" for path in missing),
             *(
-                f"unexpected: {path} {show_shape(shapes[path])}{_remark(plan, path, guess)}"
+                f"unexpected: {shown(path)} {show_shape(shapes[path])}{_remark(plan, path, guess)}"
                 for path in unexpected
             ),
             *(

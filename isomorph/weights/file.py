@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from isomorph.errors import IsomorphError, shorten
+from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.paths import path_text
 from isomorph.plan import Plan
 from isomorph.weights.atomic import atomic_write
@@ -31,6 +31,8 @@ NOTES_KEY = "isomorph.notes"
 MOST_NOTES_BYTES = 4 << 20
 """What notes may take as JSON: the names of 21,841 classes take less than one megabyte."""
 
+MOST_LISTED = 20
+"""Of what is wrong with a file's arrays."""
 _MOST_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
 
 
@@ -62,6 +64,17 @@ def save(
     write_safetensors(path, arrays, {**metadata, PLAN_KEY: plan.to_json()})
 
 
+def load_plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Plan:
+    """The plan that :func:`save` wrote, without its weights.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT when there is no such file, it is no safetensors file, it is damaged or
+            holds no plan; E_INTEGRITY when the plan in it was altered.
+    """
+    name = path_text(path, "the model's path")
+    return _plan_of(name, _metadata(name))
+
+
 def load_notes(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> dict[str, Any]:
     """The notes that :func:`save` wrote beside a plan; an empty dictionary where there are none.
 
@@ -69,15 +82,8 @@ def load_notes(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> dic
         IsomorphError: E_CHECKPOINT when there is no such file, it is no safetensors file, it is damaged, or
             its notes are no JSON object of at most four megabytes.
     """
-    from safetensors import SafetensorError, safe_open
-
     name = path_text(path, "the model's path")
-    refuse_foreign(Path(name))
-    try:
-        with safe_open(name, framework="numpy") as file:
-            text = (file.metadata() or {}).get(NOTES_KEY, "{}")
-    except SafetensorError as error:
-        raise _damaged(name, error) from error
+    text = _metadata(name).get(NOTES_KEY, "{}")
     try:
         if len(text) > MOST_NOTES_BYTES:
             raise ValueError(f"more than {MOST_NOTES_BYTES:,} bytes")
@@ -91,6 +97,18 @@ def load_notes(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> dic
             hints=["save the model again"],
         ) from None
     return notes
+
+
+def _metadata(name: str) -> dict[str, str]:
+    """The texts in a file's header; E_CHECKPOINT when it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    refuse_foreign(Path(name))
+    try:
+        with safe_open(name, framework="numpy") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise _damaged(name, error) from error
 
 
 def _noted(notes: Mapping[str, Any] | None) -> dict[str, str]:
@@ -120,7 +138,7 @@ def _noted(notes: Mapping[str, Any] | None) -> dict[str, str]:
 def _damaged(name: str, error: Exception) -> IsomorphError:
     return IsomorphError(
         "E_CHECKPOINT",
-        f"{name} is damaged or no safetensors file: {error}",
+        f"{name} is damaged or no safetensors file: {shown(str(error))}",
         hints=["copy or save it again; a partly copied file is the usual cause"],
     )
 
@@ -178,7 +196,7 @@ def load(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> tuple[Pla
             # Dtypes first: the package cannot read all of the format's dtypes into NumPy.
             _check_dtypes(plan, {name: file.get_slice(name).get_dtype() for name in file.keys()})  # noqa: SIM118
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise _damaged(name, error) from error
     return plan, owned_weights(plan, arrays)
 
@@ -287,5 +305,5 @@ def _check_dtypes(plan: Plan, codes: Mapping[str, str]) -> None:
         raise IsomorphError(
             "E_WEIGHTS",
             f"the plan's dtype is {plan.dtype} ({expected}), {len(wrong)} of the file's arrays have another",
-            hints=[f"{name}: {code}" for name, code in wrong.items()],
+            hints=[f"{shown(name)}: {code}" for name, code in list(wrong.items())[:MOST_LISTED]],
         )

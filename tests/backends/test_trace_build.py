@@ -139,7 +139,12 @@ def test_every_example_of_every_operator_traces():
             for size in (1, 3):
                 program = trace(
                     plan,
-                    {s: max(plan.bounds.get(s, (0,))[0], min(size, plan.bounds.get(s, (0, size))[1] or size)) for s in symbols},
+                    {
+                        s: max(
+                            plan.bounds.get(s, (0,))[0], min(size, plan.bounds.get(s, (0, size))[1] or size)
+                        )
+                        for s in symbols
+                    },
                 )
                 assert {tensor.dtype for tensor in program.outputs.values()} <= {plan.dtype}
                 count += 1

@@ -201,3 +201,85 @@ def test_names_of_classes_return(published, tmp_path):
     made_up = transformers.AutoConfig.from_pretrained(tmp_path / "unnamed").id2label
     assert made_up == {i: f"LABEL_{i}" for i in range(3)}
     assert notes_of({"id2label": {str(i): f"LABEL_{i}" for i in range(3)}, "eos_token_id": "</s>"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"notes": 5}, "notes must be a dictionary or None, got 5"),
+        ({"notes": ["eos_token_id"]}, "notes must be a dictionary or None, got ['eos_token_id']"),
+        ({"tokenizer": "{}"}, "tokenizer must be a file's bytes or None, got '{}'"),
+    ],
+)
+def test_arguments_of_another_kind(tmp_path, arguments, message):
+    with pytest.raises(iso.IsomorphError) as error:
+        iso.export_checkpoint(tmp_path / "out", *make(), **arguments)
+    assert str(error.value) == f"E_ARGUMENT: {message}"
+    assert not (tmp_path / "out").exists()
+
+
+def kept(directory, *hints, tokenizer=None):
+    """The export is refused, and every file stays as it is."""
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    with pytest.raises(iso.IsomorphError) as error:
+        iso.export_checkpoint(directory, *make(2), tokenizer=tokenizer)
+    assert error.value.code == "E_CHECKPOINT"
+    assert error.value.message == (
+        f"{directory} holds files of a model that was not exported here, which a loader would read"
+    )
+    assert error.value.hints == (*hints, "choose another directory, or move them away")
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_another_librarys_model_is_not_replaced(published, tmp_path):
+    config = transformers.GPT2Config(vocab_size=7, n_positions=5, n_embd=4, n_layer=1, n_head=2)
+    directory, model = published("GPT2LMHeadModel", config)
+    kept(directory, "config.json", "generation_config.json", "model.safetensors")
+    (directory / "generation_config.json").unlink()
+    kept(directory, "config.json", "model.safetensors")
+    model.save_pretrained(tmp_path / "parts", max_shard_size=400)
+    names = sorted(path.name for path in (tmp_path / "parts").iterdir())
+    assert "model.safetensors.index.json" in names
+    kept(tmp_path / "parts", *names)
+    (directory / "model.safetensors").write_bytes(b"cut")
+    kept(directory, "config.json", "model.safetensors")
+
+
+def test_a_model_that_was_saved_here_is_not_replaced_by_its_export(tmp_path):
+    iso.save(tmp_path / "model.safetensors", *make(1))
+    kept(tmp_path, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["generation_config.json", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "adapter_config.json",
+     "pytorch_model.bin.index.json", "adapter_model.safetensors", "tf_model.h5", "flax_model.msgpack"],
+)  # fmt: skip
+def test_what_a_loader_would_read_beside_an_export_is_listed(tmp_path, name):
+    iso.export_checkpoint(tmp_path, *make(1))
+    (tmp_path / name).write_text("{}")
+    kept(tmp_path, name)
+    (tmp_path / name).unlink()
+    iso.export_checkpoint(tmp_path, *make(2))
+    np.testing.assert_array_equal(logits(tmp_path), computed(*make(2)))
+
+
+def test_without_weights_of_an_export_nothing_is_taken_for_one(tmp_path):
+    for name in ("config.json", "modules.json", "tokenizer.json"):
+        (tmp_path / name).write_text("[]")
+    kept(tmp_path, "config.json", "modules.json")
+    kept(tmp_path, "config.json", "modules.json", "tokenizer.json", tokenizer=b"{}")
+    (tmp_path / "config.json").unlink()
+    kept(tmp_path, "modules.json")
+    (tmp_path / "modules.json").unlink()
+    iso.export_checkpoint(tmp_path, *make(), tokenizer=b"[]")  # the same tokenizer
+    iso.export_checkpoint(tmp_path, *make(), tokenizer=b"{}")  # an export's own may change
+    assert (tmp_path / "tokenizer.json").read_bytes() == b"{}"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such files here")
+def test_a_pipe_is_no_export(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(iso.IsomorphError) as error:
+        iso.export_checkpoint(tmp_path, *make())
+    assert error.value.hints[0] == "model.safetensors"

@@ -107,7 +107,10 @@ def test_links_out_of_the_directory_are_not_followed(directory, tmp_path, name):
         )
         os.remove(directory / name)
     os.symlink(directory / name, directory / name)  # to itself
-    assert refused(directory).message == f"{directory / name} does not exist"
+    assert refused(directory).message == f"{directory / name} is a link that leads back to itself"
+    os.remove(directory / name)
+    (directory / name).mkdir()
+    assert refused(directory).message == f"{directory / name} is a directory"
 
 
 def test_what_only_looks_like_the_hubs_cache_opens_no_other_directory(directory, tmp_path):
@@ -130,7 +133,7 @@ def test_what_only_looks_like_the_hubs_cache_opens_no_other_directory(directory,
 def test_a_pipe_that_nobody_writes_to_does_not_hang(directory, name):
     os.remove(directory / name)
     os.mkfifo(directory / name)
-    assert refused(directory).message == f"{directory / name} does not exist"
+    assert refused(directory).message == f"{directory / name} is a pipe"
 
 
 def test_a_tensor_that_repeats_one_number_without_end_is_not_written_out(directory):
@@ -171,3 +174,106 @@ def test_cut_or_altered_anywhere_it_is_refused_or_sound(directory, form):
             assert path.name in str(error) or "the tensors are not those" in error.message  # noqa: PT017
         else:
             assert len(text) == len(content) and sorted(weights) == sorted(p.path for p in plan.parameters)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a" * 300, "a\0b", "\ud800", ".."])
+def test_an_index_names_what_no_file_can_be_called(directory, name):
+    os.remove(directory / "model.safetensors")
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": f"{name}.safetensors"}}))
+    if name == "..":  # "...safetensors" is a name
+        assert refused(directory).message == f"{directory / '...safetensors'} does not exist"
+        return
+    error = refused(directory)
+    assert error.message.startswith(f"{index} names the file ")
+    assert len(error.message) < len(str(index)) + 350
+    assert str(error).isprintable() or str(error).count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["a" * 5000, "a/" * 3000])
+def test_a_path_longer_than_a_system_has(path):
+    assert "is not a directory" in refused(path).message
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="everything may be read")
+def test_what_may_not_be_read(directory):
+    (directory / "config.json").chmod(0)
+    assert refused(directory).message == f"cannot read {directory / 'config.json'}: Permission denied"
+    directory.chmod(0)
+    try:
+        assert refused(directory).message.startswith(f"{directory / 'config.json'} cannot be read: ")
+    finally:
+        directory.chmod(0o700)
+
+
+EVIL = "a\x1b]0;title\x07\x1b[2J\r\nE_FORGED: all is well\u202e\x9b"
+ESCAPED = r"a\x1b]0;title\x07\x1b[2J\r\nE_FORGED: all is well\u202e\x9b"
+
+
+def test_names_from_files_are_escaped_and_cut(directory):
+    """A terminal would obey them, and a reader would be drowned in them."""
+    path, config = directory / "model.safetensors", directory / "config.json"
+    content, written = path.read_bytes(), json.loads(config.read_text())
+    arrays = load_file(path)
+
+    def with_tensor(name):
+        save_file(arrays | {name: np.zeros(1)}, path)
+        error = refused(directory, "E_WEIGHTS")
+        path.write_bytes(content)
+        return error
+
+    def with_key(key, value=1):
+        config.write_text(json.dumps(written | {key: value}))
+        error = refused(directory)
+        config.write_text(json.dumps(written))
+        return error
+
+    assert with_tensor(EVIL).hints == (f"unexpected: {ESCAPED} in model.safetensors [1]",)
+    assert with_key(EVIL).hints == (f"{ESCAPED}: unknown key, got 1",)
+    assert with_key(f"x.{EVIL}").hints == (f"x.{ESCAPED}: unknown key, got 1",)
+    assert (
+        with_key("activation_function", EVIL)
+        .hints[0]
+        .endswith(r"got 'a\x1b]0;title\x07\x1b[2J\r\nE_FORGED: all is well\u202e\...")
+    )
+    assert r"model_type 'a\x1b]0;title\x07\x1b[2J\r\nE_FORGED: all" in with_key("model_type", EVIL).message
+    for error in (with_tensor("b" * 100_000), with_key("b" * 100_000), with_key("x." + "b" * 100_000)):
+        assert "b" * 190 in error.hints[0]
+        assert len(error.hints[0]) < 300
+
+
+def test_whatever_an_error_quotes_is_shown_without_control_characters():
+    error = iso.IsomorphError("E_CHECKPOINT", EVIL, hints=[EVIL, "b" * 100_000])
+    assert str(error).splitlines() == [f"E_CHECKPOINT: {ESCAPED}", f"  {ESCAPED}", f"  {'b' * 1997}..."]
+
+
+def test_a_tensor_of_the_head_has_no_prefix(directory):
+    path = directory / "model.safetensors"
+    arrays = load_file(path)
+    save_file(arrays | {"transformer.lm_head.weight": arrays["transformer.wte.weight"]}, path)
+    assert refused(directory, "E_WEIGHTS").hints == (
+        "unexpected: transformer.lm_head.weight, expected lm_head.weight",
+    )
+    save_file(arrays | {"lm_head.weight": arrays["transformer.wte.weight"]}, path)
+    assert iso.import_checkpoint(directory)
+
+
+@pytest.mark.parametrize("given", [{}, "", 0, False, "GPT2LMHeadModel", ["GPT3"], [[]], {"a": 1}])
+def test_architectures_are_a_list_of_names(directory, given):
+    config = directory / "config.json"
+    written = json.loads(config.read_text())
+    config.write_text(json.dumps(written | {"architectures": given}))
+    got = given[0] if isinstance(given, list) else given
+    assert refused(directory).hints == (f"architectures: expected GPT2LMHeadModel or GPT2Model, got {got!r}",)
+    for absent in (None, []):
+        config.write_text(json.dumps(written | {"architectures": absent}))
+        assert iso.import_checkpoint(directory)
+
+
+@pytest.mark.parametrize("dtype", [["x"], {}, 5, "int8", np.float32])
+def test_what_is_no_dtype(directory, dtype):
+    with pytest.raises(iso.IsomorphError) as error:
+        iso.import_checkpoint(directory, dtype=dtype)
+    assert str(error.value) == (
+        f"E_ARGUMENT: dtype must be one of float64, float32, bfloat16, float16, got {dtype!r}"
+    )

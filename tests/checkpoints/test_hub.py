@@ -76,6 +76,8 @@ def test_one_file_of_weights(directory, calls):
 def test_shards_are_those_of_the_index_and_of_the_first_answers_commit(directory, calls):
     plan, weights = iso.import_checkpoint(directory)
     size = (directory / "model.safetensors").stat().st_size
+    for file in directory.iterdir():
+        file.unlink()
     iso.export_checkpoint(directory, plan, weights, max_shard_bytes=size // 2)
     parts = sorted(path.name for path in directory.glob("model-*.safetensors"))
     assert len(parts) > 1

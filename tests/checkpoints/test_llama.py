@@ -162,7 +162,7 @@ def test_older_spellings_mean_the_same(published):
         ({"rope_parameters": {"rope_type": "linear"}}, "factor: expected a number above 0, got None"),
         ({"rope_parameters": [1]}, "rope_parameters: expected an object, got [1]"),
         ({"architectures": ["LlamaForTokenClassification"]},
-         "architectures: expected LlamaForCausalLM or LlamaModel, got 'LlamaForTokenClassification'"),
+         "architectures: expected LlamaForCausalLM or LlamaModel or LLaMAForCausalLM, got 'LlamaForTokenClassification'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused_by_name(published, keys, hint):

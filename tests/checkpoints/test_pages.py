@@ -78,6 +78,24 @@ GROWN = ("gpt2", "llama", "bert")
 """Pages whose ``wide`` network with ``grown`` weights computes what the imported one does."""
 
 
+ELSEWHERE = {
+    "clip": ("test_clip", "test_the_documented_ways_to_edit_and_to_run"),
+    "dinov2": ("test_vision", "test_the_page_about_dinov2_runs"),
+    "timm": ("test_timm", "test_the_page_runs"),
+    "vit": ("test_vision", "test_the_page_about_vit_runs"),
+    "whisper": ("test_whisper", "test_the_documented_ways_to_edit_and_to_run"),
+}
+"""Pages whose blocks a test of their family runs: all of them, for it unpacks or walks the list."""
+
+
+def test_every_page_is_run():
+    assert sorted([*PAGES, *ELSEWHERE]) == sorted(page.stem for page in DIRECTORY.glob("*.md"))
+    for name, (module, test) in ELSEWHERE.items():
+        text = (Path(__file__).parent / f"{module}.py").read_text()
+        assert f"def {test}(" in text, name
+        assert f'{name}.md"' in text, name
+
+
 def blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DIRECTORY / f"{name}.md").read_text(), re.DOTALL)
 
@@ -113,7 +131,7 @@ def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", list(PAGES))
 def test_a_page_names_every_key_of_its_families(name):
     text = (DIRECTORY / f"{name}.md").read_text()
-    listed = set(re.findall(r"`([a-z0-9_]+)`", text))
+    listed = set(re.findall(r"`([a-z0-9_.]+)`", text))
     for family in PAGES[name].families:
         assert sorted(FAMILIES[family].settings.keys() - listed) == [], family
         assert all(f"`{kind}`" in text or kind.endswith(("Model", "ForCausalLM"))

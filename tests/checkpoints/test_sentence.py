@@ -162,9 +162,11 @@ def test_steps_that_cannot_be_followed_are_refused_by_name(published):
         follow.format("['Transformer', 'evil.Pooling']")
     )
     assert refused([TRANSFORMER | {"path": "0_BERT"}, POOLING]) == follow.format("['Transformer', 'Pooling']")
-    for place in ("../1_Pooling", "/etc", "", 3, "a\\b"):
+    for place in ("../1_Pooling", "/etc", "", 3, "a\\b", "..", "a\0b", "\ud800"):
         message = refused([TRANSFORMER, POOLING | {"path": place}])
         assert message == f"{path} has the pooling's files in {place!r}"
+    long = refused([TRANSFORMER, POOLING | {"path": "a" * 5000}])
+    assert long == f"{path} has the pooling's files in '{'a' * 196}..."  # 200 characters of it
     assert refused([TRANSFORMER, 7]) == f"{path} has a step without a type: 7"
     assert refused("{}") == f"{path} holds dict, expected a list"
     assert refused("[").startswith(f"{path} is no JSON: ")
@@ -194,6 +196,9 @@ def test_another_family_says_how_to_import_the_network_alone(published):
 def test_an_export_over_one_of_another_kind_leaves_no_pooling(published):
     directory, _ = make(published, TRANSFORMER, POOLING, pooling_mode="mean")
     plan, weights = iso.import_checkpoint(directory)
+    directory = directory.parent / "exported"
+    iso.export_checkpoint(directory, plan, weights)
+    assert (directory / "modules.json").exists()
     text = plan.definition.replace("pool_tokens(mask=mask)", "#").replace('output("B", 15)', "")
     bare = iso.resolve(text, dtype=plan.dtype)
     iso.export_checkpoint(directory, bare, weights)

@@ -129,3 +129,137 @@ def test_a_tokenizer_that_is_none_is_refused(isomorph, tmp_path):
     result = isomorph("import", published, "-o", tmp_path / "m")
     assert result.err.startswith(f"E_CHECKPOINT: {published / 'tokenizer.json'} is no JSON: ")
     assert not (tmp_path / "m").exists()
+
+
+def publish(directory, tokenizer=None, seed=0, text=TEXT):
+    plan = iso.resolve(text)
+    iso.export_checkpoint(directory, plan, iso.initial_weights(plan, seed=seed), tokenizer=tokenizer)
+    return directory
+
+
+def files(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()} if directory.exists() else {}
+
+
+def refused(isomorph, directory, *arguments):
+    """The command's message; nothing in the directory has changed."""
+    before = files(directory)
+    result = isomorph("import", *arguments)
+    assert result.status == 2
+    assert files(directory) == before
+    return result.err
+
+
+def test_no_model_gets_another_ones_tokenizer(isomorph, tmp_path):
+    with_one = publish(tmp_path / "a", b'{"version": "1.0"}')
+    without = publish(tmp_path / "b")
+    out = tmp_path / "out"
+    assert isomorph("import", with_one, "-o", out / "a.safetensors").status == 0
+    side = "a model and its tokenizer.json lie side by side: choose another directory"
+    assert refused(isomorph, out, without, "-o", out / "b.safetensors") == (
+        f"E_ARGUMENT: {out / 'tokenizer.json'} is there already, and this model has none of its own\n"
+        f"  {side}, or remove it\n"
+    )
+    assert isomorph("import", with_one, "-o", out / "c.safetensors").status == 0  # the same one
+    other = tmp_path / "other"
+    assert isomorph("import", without, "-o", other / "b.safetensors").status == 0
+    assert refused(isomorph, other, with_one, "-o", other / "a.safetensors") == (
+        f"E_ARGUMENT: {other / 'tokenizer.json'} would be taken for that of b.safetensors too\n"
+        f"  {side}, as in -o NAME/\n"
+    )
+    assert isomorph("import", with_one, "-o", other / "a/").status == 0
+    assert (other / "a" / "tokenizer.json").exists()
+
+
+def test_an_edited_definition_is_kept_unless_it_is_forced(isomorph, tmp_path):
+    small = publish(tmp_path / "small")
+    large = publish(tmp_path / "large", text=TEXT.replace("pos_embed(6)", "pos_embed(7)"))
+    out = tmp_path / "out"
+    model, definition = out / "m.safetensors", out / "m.net"
+    assert isomorph("import", small, "-o", model).status == 0
+    first = definition.read_text()
+    assert "pos_embed(6" in first
+    assert isomorph("import", small, "-o", model).status == 0  # as it was written
+    assert isomorph("import", large, "-o", model).status == 0  # that of the model beside it
+    assert "pos_embed(7" in definition.read_text()
+    edited = definition.read_text() + "# my own words\n"
+    definition.write_text(edited)
+    message = (
+        f"E_ARGUMENT: {definition} is there already, and is not the definition of this model or of the one "
+        "beside it\n  choose another name, or overwrite it: --force\n"
+    )
+    assert refused(isomorph, out, large, "-o", model) == message
+    assert refused(isomorph, out, small, "-o", model) == message
+    model.unlink()
+    assert refused(isomorph, out, large, "-o", model) == message
+    model.write_bytes(b"damaged")
+    assert refused(isomorph, out, large, "-o", model) == message
+    definition.write_text(first)  # that of what is imported, whatever lies beside it
+    assert isomorph("import", small, "-o", model).status == 0
+    definition.write_text(edited)
+    assert isomorph("import", small, "-o", model, "--force").status == 0
+    assert definition.read_text() == first
+    assert iso.load(model)[0] == iso.resolve(first)
+
+
+def test_a_definition_is_never_that_of_another_model(isomorph, tmp_path, monkeypatch):
+    """Every write that fails is a moment at which a process might be killed."""
+    from isomorph.cli import import_
+
+    small = publish(tmp_path / "small")
+    large = publish(tmp_path / "large", text=TEXT.replace("pos_embed(6)", "pos_embed(7)"))
+    out = tmp_path / "out"
+    assert isomorph("import", small, "-o", out).status == 0
+    seen = []
+    real = import_.save
+
+    def save(path, *given, **named):
+        seen.append(sorted(files(out)))
+        real(path, *given, **named)
+        seen.append(sorted(files(out)))
+
+    monkeypatch.setattr(import_, "save", save)
+    assert isomorph("import", large, "-o", out).status == 0
+    assert seen == [["model.safetensors"], ["model.safetensors"]]
+    assert isomorph("import", large, "-o", out).status == 0  # the same definition stays
+    assert seen[2] == ["model.net", "model.safetensors"]
+
+    def full(path, *given, **named):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(import_, "save", full)
+    before = files(out)
+    assert isomorph("import", small, "-o", out).err == (
+        f"E_CHECKPOINT: cannot write {out / 'model.safetensors'}: No space left on device\n  check the directory\n"
+    )
+    assert files(out) == before
+
+
+def test_where_nothing_can_be_written(isomorph, tmp_path):
+    source = publish(tmp_path / "source")
+    for name in ("a" * 300, "a" * 5000, "loop"):
+        if name == "loop":
+            (tmp_path / name).symlink_to(tmp_path / name)
+        result = isomorph("import", source, "-o", tmp_path / name)
+        assert (result.status, result.err.split(":")[0]) == (2, "E_CHECKPOINT"), name[:9]
+        model = tmp_path / "model.safetensors"
+        iso.save(model, iso.resolve(TEXT), iso.initial_weights(iso.resolve(TEXT)))
+        result = isomorph("export", model, "-o", tmp_path / name)
+        assert (result.status, result.err.split(":")[0]) == (2, "E_CHECKPOINT"), name[:9]
+        model.unlink()
+    (tmp_path / "out" / "model.net").mkdir(parents=True)
+    assert isomorph("import", source, "-o", tmp_path / "out").err == (
+        f"E_CHECKPOINT: cannot write {tmp_path / 'out' / 'model.net'}: Is a directory\n  check the directory\n"
+    )
+
+
+def test_a_framework_is_for_source_code_alone(isomorph, tmp_path):
+    model = tmp_path / "model.safetensors"
+    plan = iso.resolve(TEXT)
+    iso.save(model, plan, iso.initial_weights(plan))
+    for to in ("hf", "onnx"):
+        assert isomorph("export", model, "--to", to, "--framework", "nnx", "-o", tmp_path / "out").err == (
+            f"E_ARGUMENT: --framework 'nnx' says what source code is for, and --to {to} writes none\n"
+            "  leave it out, or give --to python\n"
+        )
+        assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,7 +71,11 @@ def test_a_stop_ends_the_text_wherever_it_falls(isomorph, model):
     assert isomorph("generate", model, "--prompt", "ab", "-n", 20, "--stop", "fgh").out == "abcde\n"
     assert isomorph("generate", model, "--prompt", "ab", "-n", 5, "--stop", "fgx").out == "abcdefg\n"
     result = isomorph("generate", model, "--prompt", "ab", "-n", 20, "--stop", "fgh", "--json")
-    assert json.loads(result.out)[0]["text"] == "cde"
+    assert json.loads(result.out) == [
+        {"ids": [97, 98], "new_ids": [99, 100, 101], "text": "cde", "prompt": "ab"}
+    ]
+    result = isomorph("generate", model, "--prompt", "ab", "-n", 20, "--stop", "cd", "--json")
+    assert json.loads(result.out)[0]["new_ids"] == []
 
 
 def test_the_models_own_end_of_text(isomorph, tmp_path, echo):
@@ -81,8 +86,23 @@ def test_the_models_own_end_of_text(isomorph, tmp_path, echo):
 
 
 def test_standard_input(isomorph, model, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("mn"))
+    def type_in(typed: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(typed)))
+
+    type_in(b"mn")
     assert isomorph("generate", model, "--prompt", "-", "-n", 2).out == "mnop\n"
+    type_in(b"m\xffn")  # no UTF-8, and bytes all the same
+    result = isomorph("generate", model, "--prompt", "-", "-n", 2, "--json")
+    assert json.loads(result.out) == [
+        {
+            "ids": [0x6D, 0xFF, 0x6E],
+            "new_ids": [0x6F, 0x70],
+            "text": "op",
+            "prompt": "m\N{REPLACEMENT CHARACTER}n",
+        }
+    ]
+    type_in(b"m\xffn")
+    assert isomorph("generate", model, "-p", "-", "-n", 2).out == "m\N{REPLACEMENT CHARACTER}nop\n"
 
 
 def test_characters_of_several_bytes(isomorph, tmp_path, echo):
@@ -110,7 +130,16 @@ def test_a_tokenizer_beside_the_model(isomorph, tmp_path):
     }
     iso.save(tmp_path / "model.safetensors", plan, weights)
     model = tmp_path / "model.safetensors"
-    assert isomorph("generate", model, "--prompt", "the", "-n", 2, "-q").out == "cat sat\n"
+    assert isomorph("generate", model, "--prompt", "the", "-n", 2, "-q").out == " cat sat\n"
+    assert isomorph("generate", model, "--prompt", "the", "-n", 2).out == "the cat sat\n"
+    both = isomorph("generate", model, "-p", "the", "-p", "cat", "-n", 1, "--json")
+    assert [entry["text"] for entry in json.loads(both.out)] == [" cat", " sat"]
+    assert isomorph("generate", model, "-p", "the", "-p", "cat", "-n", 1).out == "the cat\ncat sat\n"
+    stopped = isomorph("generate", model, "-p", "the", "-n", 2, "--stop", "at s", "--json")
+    assert json.loads(stopped.out) == [{"ids": [0], "new_ids": [1], "text": " c", "prompt": "the"}]
+    assert isomorph("generate", model, "--prompt", "\udcff") == (
+        2, "", "E_ARGUMENT: the text is not valid UTF-8: '\\udcff'\n  convert it first, as in iconv -t utf-8\n"
+    )  # fmt: skip
     (tmp_path / "tokenizer.json").write_text("{")
     result = isomorph("generate", model, "--prompt", "the")
     assert result.status == 2
@@ -160,3 +189,29 @@ def test_a_network_over_other_ids_needs_a_tokenizer(isomorph, tmp_path):
         f"E_ARGUMENT: there is no tokenizer.json in {tmp_path} to turn text into the network's 5,000 ids\n"
         "  put the model's tokenizer.json there, or give ids: --ids 1,2,3\n"
     )
+
+
+def test_a_model_that_is_not_there(isomorph, tmp_path):
+    for verb, arguments in (("generate", ["--prompt", "a"]), ("export", ["-o", tmp_path]), ("show", [])):
+        assert isomorph(verb, tmp_path / "gpt", *arguments) == (
+            2, "",
+            f"E_ARGUMENT: there is no file or directory {tmp_path / 'gpt'}\n"
+            "  give a definition (.net), a saved model (.safetensors), or the directory of a run\n",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_published_checkpoint_is_imported_first(isomorph, tmp_path, weights):
+    from safetensors.numpy import save_file
+
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    save_file({"wte.weight": np.zeros((2, 2), np.float32)}, tmp_path / weights)
+    expected = (
+        2, "",
+        f"E_ARGUMENT: {tmp_path} holds a published checkpoint, which has a config.json and no plan\n"
+        f"  import it first: isomorph import {tmp_path} -o model.safetensors\n",
+    )  # fmt: skip
+    assert isomorph("generate", tmp_path, "--prompt", "a") == expected
+    assert isomorph("export", tmp_path, "-o", tmp_path / "out") == expected
+    if weights == "model.safetensors":
+        assert isomorph("generate", tmp_path / weights, "--prompt", "a") == expected

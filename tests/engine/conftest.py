@@ -57,7 +57,10 @@ def network() -> Callable[..., tuple[Any, dict[str, Any]]]:
 
 @pytest.fixture
 def models() -> Callable[..., Any]:
-    """``models(plan, weights)``: the same network in torch, NNX and Linen; with a third argument that one."""
+    """``models(plan, weights)``: the same network in torch, NNX and Linen; with a third argument that one.
+
+    ``prepared torch`` and the like are given by name alone.
+    """
     pytest.importorskip("torch")
     pytest.importorskip("flax")
     makers: dict[str, Callable[[Any, Any], Any]] = {
@@ -68,7 +71,8 @@ def models() -> Callable[..., Any]:
 
     def make(plan: Any, weights: Any, framework: str = "") -> Any:
         if framework:
-            return makers[framework](plan, weights)
+            model = makers[framework.removeprefix("prepared ")](plan, weights)
+            return iso.prepare(model) if framework.startswith("prepared ") else model
         return {name: maker(plan, weights) for name, maker in makers.items()}
 
     return make

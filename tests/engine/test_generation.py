@@ -43,11 +43,12 @@ def expected(plan: Any, weights: Any, ids: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("chunks", [[1] * 8, [2, 3, 1, 2], [8]], ids=str)
-def test_t20_remembering_equals_computing_anew(network, name, chunks):
+@pytest.mark.parametrize("framework", ["torch", "prepared torch"])
+def test_t20_remembering_equals_computing_anew(network, models, framework, name, chunks):
     plan, weights = network(name, "float64")
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     truth = expected(plan, weights, ids)
-    found = scores_of_steps(iso.torch.build(plan, weights), [ids], chunks)
+    found = scores_of_steps(models(plan, weights, framework), [ids], chunks)
     for scores, position in zip(found, np.cumsum(chunks) - 1, strict=True):
         np.testing.assert_allclose(scores[0], truth[position], rtol=0, atol=1e-10 * np.abs(truth).max())
 
@@ -56,6 +57,10 @@ CASES = [
     *(("torch", name, chunks) for name in NETWORKS for chunks in ([1] * 6, [2, 3, 1], [6])),
     *(("nnx", name, chunks) for name in NETWORKS for chunks in ([1] * 6, [2, 3, 1])),
     *(("linen", name, [2, 3, 1]) for name in ("learned", "window")),
+    *(("prepared torch", name, chunks) for name in NETWORKS for chunks in ([1] * 6, [2, 3, 1], [6])),
+    *(("prepared nnx", name, [2, 3, 1]) for name in NETWORKS),
+    ("prepared nnx", "rope", [1] * 6),
+    ("prepared linen", "learned", [2, 3, 1]),
 ]
 
 
@@ -106,6 +111,37 @@ def test_equal_ids_in_every_framework(network, models, name):
         assert found[0].shape == (2, 17)
         for other in found[1:]:
             np.testing.assert_array_equal(found[0], other)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [*(("prepared torch", name) for name in NETWORKS), ("prepared nnx", "learned"), ("prepared nnx", "rope"),
+     ("prepared linen", "window")],
+)  # fmt: skip
+def test_equal_ids_of_prepared_models(network, models, framework, name):
+    plan, weights = network(name)
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
+    plain, prepared = iso.torch.build(plan, weights), models(plan, weights, framework)
+    for sampling in SAMPLINGS:
+        np.testing.assert_array_equal(
+            iso.generate(prepared, prompts, 12, **sampling), iso.generate(plain, prompts, 12, **sampling)
+        )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_narrow_prepared_models_generate(network, dtype):
+    """Scores of each step within the bound of bfloat16 from those of the whole sequence at once."""
+    from isomorph.backends.bounds import numeric_bound
+
+    for name in NETWORKS:
+        plan, weights = network(name)
+        ids = [3, 1, 4, 1, 5, 9]
+        bound = numeric_bound(plan, weights, [np.array([ids])], dtype="bfloat16")
+        (truth,) = bound.outputs.values()
+        engine = iso.prepare(iso.torch.build(plan, weights), dtype)
+        for scores, position in zip(scores_of_steps(engine, [ids], [2, 1, 3]), (1, 2, 5), strict=True):
+            assert np.abs(scores[0] - truth[0, position]).max() <= bound.total
+        assert iso.generate(engine, [[3, 1], [4]], 5).shape == (2, 7)
 
 
 def test_greedy_ids_are_those_of_the_full_forward(network, models):
@@ -207,6 +243,7 @@ def test_the_model_is_left_as_it_is(network):
         dropout = model.n2
         assert dropout.training if isinstance(dropout, torch.nn.Module) else not dropout.deterministic
     model = iso.torch.build(plan)
+    assert len({tuple(iso.generate(iso.prepare(model), [1, 2], 8).tolist()) for _ in range(3)}) == 1
     before = {name: id(module) for name, module in model.named_modules()}
     iso.generate(model, [1, 2], 3)
     assert before == {name: id(module) for name, module in model.named_modules()}
@@ -312,6 +349,18 @@ def test_tx2_scores_of_a_prompt_are_not_all_computed():
     assert max(largest) == 60000
 
 
+def test_dropout_of_an_encoder_does_not_act():
+    text = (
+        'features = input("B", "S", 5)\nids = input("B", "T", dtype="int64")\n'
+        "memory = dropout(linear(features, 8), 0.9)\nh = embedding(ids, 11, 8)\n"
+        "a = attention(h, 2, causal=True)\nc = cross_attention(a, memory, 4)\nlinear(c, 11)"
+    )
+    model = iso.torch.build(iso.resolve(text)).train()
+    given = {"features": np.ones((1, 3, 5), np.float32)}
+    engine = iso.prepare(model)
+    assert len({tuple(iso.generate(engine, [1, 2], 8, inputs=given).tolist()) for _ in range(4)}) == 1
+
+
 def test_an_encoder_is_computed_once_and_given_by_name():
     text = (
         'features = input("B", "S", 5)\nids = input("B", "T", dtype="int64")\n'
@@ -335,6 +384,8 @@ def test_an_encoder_is_computed_once_and_given_by_name():
         iso.torch.build(plan, weights),
         iso.nnx.build(plan, weights),
         iso.linen.build(plan).bind(iso.linen.variables(plan, weights)),
+        iso.prepare(iso.torch.build(plan, weights)),
+        iso.prepare(iso.nnx.build(plan, weights)),
     ):
         np.testing.assert_array_equal(iso.generate(model, ids[:, :2], 6, inputs={"features": features}), ids)
     with pytest.raises(iso.IsomorphError) as caught:
@@ -356,6 +407,7 @@ def test_an_encoder_is_computed_once_and_given_by_name():
         (None, "ids must be integers, a prompt [T] or prompts [B, T], got None"),
         ([], "the prompt of row 0 is empty"),
         ([[1], []], "the prompt of row 1 is empty"),
+        ([[1, 2], 3], "ids must be integers, a prompt [T] or prompts [B, T], got [[1, 2], 3]"),
         ([True, False], "ids must be integers, a prompt [T] or prompts [B, T], got [True, False]"),
     ],
 )  # fmt: skip
@@ -383,8 +435,13 @@ def test_ids_outside_the_table(network, models, framework, bad):
         ({"max_new_tokens": -1}, "max_new_tokens must be an int from 0, got -1"),
         ({"max_new_tokens": 2.0}, "max_new_tokens must be an int from 0, got 2.0"),
         ({"max_new_tokens": 2, "prefill_chunk": 0}, "prefill_chunk must be an int from 1, got 0"),
-        ({"max_new_tokens": 2, "stop": "x"}, "stop must be an id or several, got 'x'"),
-        ({"max_new_tokens": 2, "stop": [1.5]}, "stop must be an id or several, got [1.5]"),
+        ({"max_new_tokens": 2, "stop": "x"}, "stop must be an id or several, from 0, got 'x'"),
+        ({"max_new_tokens": 2, "stop": [1.5]}, "stop must be an id or several, from 0, got [1.5]"),
+        ({"max_new_tokens": True}, "max_new_tokens must be an int from 0, got True"),
+        ({"max_new_tokens": 2, "stop": [[1]]}, "stop must be an id or several, from 0, got [[1]]"),
+        ({"max_new_tokens": 2, "stop": -5}, "stop must be an id or several, from 0, got -5"),
+        ({"max_new_tokens": 2, "stop": True}, "stop must be an id or several, from 0, got True"),
+        ({"max_new_tokens": 2, "inputs": "a"}, "inputs must be a dictionary by name, got 'str'"),
         ({"max_new_tokens": 2, "inputs": {"y": 1}}, "the network's further inputs are none, got y"),
         ({"max_new_tokens": 2, "mask": [[1, 0, 1]]}, "mask hides positions after an id in row 0"),
         ({"max_new_tokens": 2, "mask": [[0, 0, 0]]}, "the prompt of row 0 is empty"),
@@ -423,3 +480,246 @@ def test_half_precision_generates(network, models, framework):
     plan, weights = network("rope", "bfloat16")
     found = iso.generate(models(plan, weights, framework), [[3, 1, 4], [1, 5]], 4)
     assert found.shape == (2, 7) and ((found >= 0) & (found < 23)).all()
+
+
+def test_numbers_of_any_kind(network):
+    plan, weights = network("rope")
+    model = iso.torch.build(plan, weights)
+    plain = iso.generate(model, [3, 1, 4], 6, temperature=0.5, top_k=5, seed=2, stop=[7, 9])
+    kinds = {"temperature": np.float32(0.5), "top_k": np.int8(5), "seed": np.uint64(2)}
+    for stop in (np.array([7, 9]), {np.int64(9), 7}, (9, 7), torch.tensor([7, 9])):
+        found = iso.generate(model, [3, 1, 4], np.int32(6), stop=stop, prefill_chunk=np.int64(2), **kinds)
+        np.testing.assert_array_equal(found, plain)
+    free = iso.generate(model, [3, 1, 4], 6)
+    for none in (None, (), [], np.zeros(0)):
+        np.testing.assert_array_equal(iso.generate(model, [3, 1, 4], 6, stop=none), free)
+    assert len(iso.generate(model, [3, 1, 4], 6, stop=np.int64(free[3]))) == 4
+
+
+def test_a_list_of_rows_of_any_kind(network, models):
+    plan, weights = network("rope")
+    made = models(plan, weights)
+    expected = iso.generate(made["torch"], [[3, 1, 4], [5]], 3)
+    for rows in ([torch.tensor([3, 1, 4]), torch.tensor([5])], [np.array([3, 1, 4]), [5]], ((3, 1, 4), (5,))):
+        np.testing.assert_array_equal(iso.generate(made["torch"], rows, 3), expected)
+    rows = [jax.numpy.array([3, 1, 4]), np.array([5], np.uint8)]
+    np.testing.assert_array_equal(iso.generate(made["nnx"], rows, 3), expected)
+    scalars = [torch.tensor(3), np.int64(1), 4]
+    np.testing.assert_array_equal(
+        iso.generate(made["torch"], scalars, 3), iso.generate(made["torch"], [3, 1, 4], 3)
+    )
+
+
+def test_new_ids_fit_whatever_the_prompts_dtype_was():
+    """The network always says 255, which no int8 holds."""
+    plan = iso.resolve(
+        'ids = input("B", "T", dtype="int64")\nembedding(256, 1, name="e")\nlinear(256, name="out")'
+    )
+    weights = {
+        "e.weight": np.zeros((256, 1), np.float32), "out.weight": np.zeros((256, 1), np.float32),
+        "out.bias": np.arange(256, dtype=np.float32),
+    }  # fmt: skip
+    for model, ids in (
+        (iso.torch.build(plan, weights), torch.tensor([5], dtype=torch.int8)),
+        (iso.nnx.build(plan, weights), jax.numpy.array([5], jax.numpy.int8)),
+        (iso.nnx.build(plan, weights), np.array([5], np.int8)),
+    ):
+        assert iso.generate(model, ids, 2).tolist() == [5, 255, 255]
+
+
+def test_what_a_mask_hides_comes_back_as_it_was(network, models):
+    plan, weights = network("learned")
+    ids, mask = np.array([[-100, 7, 8], [5, 6, 7]]), np.array([[0, 1, 1], [1, 1, 1]])
+    for model in models(plan, weights).values():
+        found = iso.generate(model, ids, 2, mask=mask)
+        np.testing.assert_array_equal(found[:, :3], ids)
+        np.testing.assert_array_equal(found[0, 1:], iso.generate(model, [7, 8], 2))
+    model = iso.torch.build(plan, weights)
+    rows = iso.generate(model, [[9, 7, 8], [5, 6, 7]], 2, mask=mask.tolist())  # lists of equal rows
+    np.testing.assert_array_equal(rows[0, 1:], iso.generate(model, [7, 8], 2))
+
+
+def test_a_mask_beside_rows_that_tell_their_ends(network):
+    plan, weights = network("rope")
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(iso.torch.build(plan, weights), [[1, 2, 3], [4, 5]], 1, mask=[[1, 1, 1], [0, 1, 1]])
+    assert str(caught.value) == (
+        "E_ARGUMENT: mask was given for rows of unequal lengths, whose ends tell already where there are ids\n"
+        "  leave mask out, or give an array [B, T] filled up on the left"
+    )
+
+
+# -- further inputs --------------------------------------------------------------------------------------
+
+READER = (
+    'ids = input("B", "T", dtype="int64")\nf = input("B", "S", 12)\nm = input("B", "S", dtype="bool")\n'
+    "h = embedding(ids, 11, 12)\nh = add(h, attention(h, 3, causal=True))\n"
+    "h = add(h, cross_attention(h, f, 3, mask=m))\nlinear(h, 11)\n"
+)
+KINDS = ["torch", "nnx", "linen", "prepared torch", "prepared nnx", "prepared linen"]
+
+
+def as_called(model: Any, kind: str, ids: Any, further: dict[str, Any]) -> str:
+    """What a call of the model says of its inputs."""
+    if kind.endswith("torch"):
+        tensors = {n: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for n, x in further.items()}
+        with pytest.raises(iso.IsomorphError) as caught:
+            model(ids=torch.tensor(ids), **tensors)
+    else:
+        with pytest.raises(iso.IsomorphError) as caught:
+            model(ids=np.array(ids), **further)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_further_inputs_are_checked_as_a_call_checks_them(models, kind):
+    plan = iso.resolve(READER)
+    model = models(plan, iso.initial_weights(plan), kind)
+    f, m, ids = np.ones((2, 4, 12), np.float32), np.ones((2, 4), bool), [[1, 2], [3, 4]]
+    assert iso.generate(model, ids, 2, inputs={"f": f, "m": m}).shape == (2, 4)
+    for wrong, said in (
+        ({"f": f[:1]}, "input f: expected [B, S, 12] float32, got [1, 4, 12] float32: axis 0 must be B=2 (from axis 0 of ids)"),
+        ({"f": np.tile(f, (2, 1, 1)), "m": np.tile(m, (2, 1))}, "axis 0 must be B=2 (from axis 0 of ids)"),
+        ({"f": f[..., :3]}, "axis 2 must be 12"),
+        ({"m": m[:, :3]}, "axis 1 must be S=4 (from axis 1 of f)"),
+        ({"f": f[0]}, "its rank must be 3"),
+        ({"f": f.astype(np.float16)}, "input f: expected float32, the network's dtype, got float16"),
+        ({"f": f.astype(np.int32)}, "it must have a floating-point dtype"),
+        ({"m": m.astype(np.int32)}, "it must have dtype bool"),
+        ({"f": f.tolist()}, "input f: expected a "),
+        ({"m": None}, "input m: expected a "),
+    ):  # fmt: skip
+        further = {"f": f, "m": m, **wrong}
+        for function in (iso.generate, iso.stream):
+            with pytest.raises(iso.IsomorphError) as caught:
+                function(model, ids, 2, inputs=further)
+            assert caught.value.code == "E_RUNTIME" and said in caught.value.message
+            assert str(caught.value) == as_called(model, kind, ids, further)
+
+
+def test_features_of_the_dtype_that_a_model_was_cast_to(models):
+    plan = iso.resolve(READER)
+    f, m = torch.ones(1, 4, 12), torch.ones(1, 4, dtype=torch.bool)
+    model = iso.torch.build(plan).half()
+    with pytest.raises(
+        iso.IsomorphError, match=r"input f: expected float16, the network's dtype, got float32"
+    ):
+        iso.generate(model, [1], 1, inputs={"f": f, "m": m})
+    assert iso.generate(model, [1], 1, inputs={"f": f.half(), "m": m}).shape == (2,)
+
+
+@pytest.mark.parametrize("kind", FRAMEWORKS)
+def test_rows_that_a_contract_fixes(models, kind):
+    plan = iso.resolve(
+        'ids = input(2, "T", dtype="int64")\nembedding(7, 4)\nattention(2, causal=True)\nlinear(7)'
+    )
+    model = models(plan, iso.initial_weights(plan), kind)
+    assert iso.generate(model, [[1, 2], [3, 4]], 1).shape == (2, 3)
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(model, [1, 2], 1)
+    assert caught.value.message == "input ids: expected [2, T] int64, got [1, 2] int64: axis 0 must be 2"
+
+
+def test_features_that_depend_on_symbols_by_arithmetic(models):
+    """2*S+1 features; a prepared model is written for their number."""
+    text = (
+        READER.replace('"S", 12', '"2*S+1", 12')
+        .replace('m = input("B", "S", dtype="bool")\n', "")
+        .replace(", mask=m", "")
+    )
+    plan = iso.resolve(text)
+    from isomorph.testing import order_one_weights
+
+    weights, f = (
+        order_one_weights(plan, 1),
+        np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32),
+    )
+    plain = iso.generate(iso.torch.build(plan, weights), [[1, 2], [3]], 4, inputs={"f": f})
+    for kind in ("prepared torch", "prepared nnx"):
+        np.testing.assert_array_equal(
+            iso.generate(models(plan, weights, kind), [[1, 2], [3]], 4, inputs={"f": f}), plain
+        )
+
+
+# -- memory that grows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["torch", "nnx", "prepared torch"])
+def test_memory_grows_with_the_text(network, models, kind, monkeypatch):
+    from isomorph.backends.jax import decoding
+    from isomorph.engine import generation
+
+    plan, weights = network("window")
+    expected = iso.generate(iso.torch.build(plan, weights), [[3, 1, 4], [1, 5, 9, 2, 6]], 40)
+    monkeypatch.setattr(generation, "_FIRST_ROOM", 2)
+    monkeypatch.setattr(decoding, "_CAPACITY_STEP", 1)
+    found = iso.generate(models(plan, weights, kind), [[3, 1, 4], [1, 5, 9, 2, 6]], 40)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_room_for_a_text_without_end_is_not_taken_at_once(network, models, framework):
+    """10**12 positions of two attentions would take more bytes than there are on earth's largest machine."""
+    plan, weights = network("rope")
+    model = models(plan, weights, framework)
+    steps = iso.stream(model, [3, 1, 4], 10**12)
+    first = [int(next(steps)[0]) for _ in range(3)]
+    assert first == iso.generate(model, [3, 1, 4], 3)[3:].tolist()
+    assert len(iso.generate(model, [3, 1, 4], 10**12, stop=first[0])) == 4
+    assert iso.generate(model, np.zeros((0, 4), np.int64), 10**9).shape == (0, 4 + 10**9)
+
+
+def test_memory_that_is_not_there(network, monkeypatch):
+    plan, weights = network("rope")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", refuse)
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(iso.torch.build(plan, weights), [[3, 1, 4], [3, 1, 4]], 5)
+    # 2 rows of 3 + 5 slots; 2 key heads of width 6 and 4 bytes: 16 * 2 * 6 * 4 = 768, and as much for values
+    assert str(caught.value) == (
+        "E_RESOURCE: there is no memory for the keys and values of 16 positions, 1,536 bytes in each attention\n"
+        "  ask for fewer new ids, or give fewer rows at a time"
+    )
+
+
+def test_memory_that_a_compiler_does_not_find(network, monkeypatch):
+    from isomorph.backends.jax import decoding
+
+    plan, weights = network("rope")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+
+    model = iso.nnx.build(plan, weights)
+    steps = iso.stream(model, [3, 1, 4], 5)
+    next(steps)
+    monkeypatch.setattr(decoding.JaxDecoder, "_fed", refuse)
+    with pytest.raises(iso.IsomorphError) as caught:
+        next(steps)
+    # 128 slots are compiled for; 2 key heads of width 6 and 4 bytes: 128 * 2 * 6 * 4 = 6,144
+    assert str(caught.value).startswith(
+        "E_RESOURCE: there is no memory for the keys and values of 128 positions, 12,288 bytes in each attention\n"
+    )
+
+
+# -- hooks on the network ----------------------------------------------------------------------------------
+
+
+def test_a_hook_on_the_network_sees_scores_and_may_change_them(network):
+    plan, weights = network("rope")
+    model = iso.torch.build(plan, weights)
+    plain = iso.generate(model, [3, 1, 4], 3)
+    seen: list[Any] = []
+    before = model.register_forward_pre_hook(lambda module, args: seen.append(args[0].tolist()))
+    after = model.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+    np.testing.assert_array_equal(iso.generate(model, [3, 1, 4], 3, prefill_chunk=2), plain)
+    last = (1, 1, 23)
+    assert seen == [[[3, 1]], last, [[4]], last, [[plain[3]]], last, [[plain[4]]], last]
+    before.remove()
+    after.remove()
+    model.register_forward_hook(lambda module, args, out: -out)
+    lowest = torch.no_grad()(model.eval())(torch.tensor([[3, 1, 4]]))[0, -1].argmax()
+    assert iso.generate(model, [3, 1, 4], 1)[3] == lowest

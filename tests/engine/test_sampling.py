@@ -82,6 +82,7 @@ def test_scores_that_mean_nothing(row, temperature):
         ({"temperature": -1.0}, "temperature must be a number from 0, got -1.0"),
         ({"temperature": math.nan}, "temperature must be a number from 0, got nan"),
         ({"temperature": math.inf}, "temperature must be a number from 0, got inf"),
+        ({"temperature": 10**400}, f"temperature must be a number from 0, got 1{'0' * 56}..."),
         ({"temperature": True}, "temperature must be a number from 0, got True"),
         ({"top_k": -1}, "top_k must be an int from 0, got -1"),
         ({"top_k": 1.5}, "top_k must be an int from 0, got 1.5"),

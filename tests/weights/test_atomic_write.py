@@ -2,6 +2,9 @@
 
 import os
 import stat
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -59,3 +62,72 @@ def test_permissions_and_links_are_kept(tmp_path):
 def test_a_missing_directory(tmp_path):
     with pytest.raises(FileNotFoundError):
         atomic_write(tmp_path / "no" / "a", b"")
+
+
+ABANDON = """
+    import os, sys, time
+    from isomorph.weights.atomic import atomic_write
+
+    def write(file):
+        file.write(b"half")
+        file.flush()
+        print("writing", flush=True)
+        sys.stdin.read()
+
+    atomic_write(sys.argv[1], write)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such locks")
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path):
+    def begin(target):
+        command = [sys.executable, "-c", textwrap.dedent(ABANDON), str(target)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        return process
+
+    target, other = tmp_path / "a", tmp_path / "b"
+    before = set(os.listdir(tmp_path))
+    killed, elsewhere = begin(target), begin(other)
+    for process in (killed, elsewhere):
+        process.kill()
+        process.communicate()
+    left = set(os.listdir(tmp_path)) - before
+    assert sorted(name[:3] for name in left) == [".a.", ".b."]
+    living = begin(target)  # which removes the first one's
+    names = {f".a.{'0' * 15}.tmp", f".a.{'g' * 16}.tmp", ".a.tmp", "a.tmp"}  # not of our pattern
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    os.mkfifo(tmp_path / f".a.{'0' * 16}.tmp")  # no file
+    atomic_write(target, b"new")
+    assert target.read_bytes() == b"new"
+    living.communicate("", timeout=60)
+    assert living.returncode == 0
+    assert target.read_bytes() == b"half"  # whoever comes last
+    expected = names | {name for name in left if name.startswith(".b.")} | {"a", f".a.{'0' * 16}.tmp"}
+    assert set(os.listdir(tmp_path)) == expected
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such locks")
+def test_a_file_removed_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
+    real, made = atomic._lock, []
+
+    def lock(descriptor):
+        if not made:
+            made.extend(tmp_path.glob(".a.*.tmp"))
+            made[0].unlink()
+        return real(descriptor)
+
+    monkeypatch.setattr(atomic, "_lock", lock)
+    atomic_write(tmp_path / "a", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"new")]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic, "_lock", lambda descriptor: None)
+    left = tmp_path / f".a.{'0' * 16}.tmp"
+    left.write_bytes(b"whose?")
+    atomic_write(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert left.exists()

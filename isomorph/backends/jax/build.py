@@ -89,10 +89,7 @@ class PreparedPlan:
         given = self.contracts.bind(arguments, keywords)
         for name, tensor in zip(self.contracts.names, given, strict=True):
             if not isinstance(tensor, jax.Array | np.ndarray):
-                got = shorten(type(tensor).__name__)
-                raise IsomorphError(
-                    "E_RUNTIME", f"input {name}: expected a jax.Array or numpy.ndarray, got {got}"
-                )
+                raise no_array(name, tensor)
         tensors = [jnp.asarray(tensor) for tensor in given]
         self.contracts.check(tensors)
         if dtype is not None:
@@ -100,20 +97,30 @@ class PreparedPlan:
         return tensors
 
     def _check_dtypes(self, tensors: Sequence[jax.Array], dtype: np.dtype[Any]) -> None:
-        for name, value, tensor in zip(self.contracts.names, self.contracts.values, tensors, strict=True):
-            if DTYPE_KINDS[value.dtype] == "float" and tensor.dtype != dtype:
-                raise IsomorphError(
-                    "E_RUNTIME",
-                    f"input {name}: expected {dtype_name(dtype)}, the network's dtype, "
-                    f"got {dtype_name(tensor.dtype)}",
-                    hints=["convert one of them, as in x.astype(dtype)"],
-                )
+        for index, tensor in enumerate(tensors):
+            self.check_dtype(index, tensor, dtype)
+
+    def check_dtype(self, index: int, tensor: jax.Array, dtype: np.dtype[Any]) -> None:
+        """E_RUNTIME when a floating-point input has another dtype than the network."""
+        if DTYPE_KINDS[self.contracts.values[index].dtype] == "float" and tensor.dtype != dtype:
+            raise IsomorphError(
+                "E_RUNTIME",
+                f"input {self.contracts.names[index]}: expected {dtype_name(dtype)}, the network's dtype, "
+                f"got {dtype_name(tensor.dtype)}",
+                hints=["convert one of them, as in x.astype(dtype)"],
+            )
 
     def run(self, layers: Sequence[Callable[..., Any]], tensors: Sequence[jax.Array]) -> Any:
         """Evaluate the nodes in order; one array, or a dictionary of them in order."""
         calls = [_telling(node, layer) for node, layer in zip(self.plan.nodes, layers, strict=True)]
         outputs = evaluate(self.plan, calls, tensors)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+
+def no_array(name: str, given: Any) -> IsomorphError:
+    """The error for an input of another type."""
+    got = shorten(type(given).__name__)
+    return IsomorphError("E_RUNTIME", f"input {name}: expected a jax.Array or numpy.ndarray, got {got}")
 
 
 @lru_cache(maxsize=128)

@@ -8,6 +8,7 @@ is added is padding on the left, which costs a little work and no compilation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,16 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from isomorph.backends.decoding import Layout, RememberingPrimitives, run_fixed, run_moving
+from isomorph.backends.decoding import (
+    Layout,
+    RememberingPrimitives,
+    check_contracts,
+    no_memory,
+    run_fixed,
+    run_moving,
+)
 from isomorph.backends.jax import primitives
+from isomorph.backends.jax.build import KINDS, PreparedPlan, no_array, require_x64
 from isomorph.operators.declare import Operator
 from isomorph.plan import Plan
 
@@ -171,6 +180,17 @@ class JaxDecoder:
     offset: int = 0
 
     def feed(self, ids: Array, *, wanted: bool) -> Array | None:
+        try:
+            return self._fed(ids, wanted=wanted)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            sizes = [keys.nbytes // keys.shape[2] * self.capacity for keys in self.memory[0]]
+            raise no_memory(len(ids) * self.capacity, max(sizes, default=0)) from error
+
+    def _fed(self, ids: Array, *, wanted: bool) -> Array | None:
+        if self.offset + ids.shape[1] > self.capacity:
+            self._grow(self.offset + ids.shape[1])
         logits, self.memory = self.compiled.step(
             self.parameters,
             self.fixed,
@@ -184,25 +204,74 @@ class JaxDecoder:
         self.offset += ids.shape[1]
         return None if logits is None else np.asarray(logits)
 
+    def _grow(self, least: int) -> None:
+        """Room for twice as many slots, so that the steps are compiled anew but few times."""
+        self.capacity = _rounded(max(least, 2 * self.capacity))
+        keys, values = self.memory
+        self.memory = tuple(self._longer(x) for x in keys), tuple(self._longer(x) for x in values)
+
+    def _longer(self, old: Tensor) -> Tensor:
+        return jnp.pad(old, ((0, 0), (0, 0), (0, self.capacity - old.shape[2]), (0, 0)))
+
+
+def _rounded(capacity: int) -> int:
+    return -(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP
+
 
 def decoder(
-    compiled: CompiledSteps, parameters: Any, capacity: int, pads: Array, inputs: Mapping[str, Any]
+    compiled: CompiledSteps, parameters: Any, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
 ) -> JaxDecoder:
     """A decoder; the capacity is rounded up, so that few are compiled for."""
     layout = compiled.layout
-    given = {layout.plan.inputs[i][1]: jnp.asarray(inputs[layout.plan.inputs[i][0]]) for i in layout.others}
-    fixed = compiled.fixed(parameters, given) if layout.others or layout.fixed else {}
-    rounded = -(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP
-    return JaxDecoder(compiled, parameters, fixed, rounded, jnp.asarray(pads, jnp.int32))
+    fixed = compiled.fixed(parameters, dict(inputs)) if layout.others or layout.fixed else {}
+    return JaxDecoder(compiled, parameters, fixed, _rounded(capacity), jnp.asarray(pads, jnp.int32))
+
+
+def checked_inputs(
+    prepared: PreparedPlan, dtype: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+) -> dict[int, Tensor]:
+    """The further inputs as arrays by their value ids, checked as a call of the model checks them.
+
+    Args:
+        prepared: the model's plan.
+        dtype: what floating-point inputs must have; None not to ask.
+        layout: how the plan generates text.
+        shape: of the prompts.
+        given: arrays by name.
+    """
+    require_x64(prepared.plan)
+    found: dict[int, Any] = {}
+    for index in layout.others:
+        name, value = layout.plan.inputs[index]
+        array = given[name]
+        if not isinstance(array, jax.Array | np.ndarray):
+            raise no_array(name, array)
+        with suppress(TypeError):  # of a dtype that JAX does not have, which the contract refuses
+            array = jnp.asarray(array)
+        found[value] = array
+    check_contracts(layout, shape, found, KINDS)
+    if dtype is not None:
+        for index in layout.others:
+            prepared.check_dtype(index, found[layout.plan.inputs[index][1]], dtype)
+    return found
+
+
+def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]) -> dict[int, Tensor]:
+    """Those of a prepared model."""
+    if model.departure:
+        return model.source.decoding.inputs(model.source.model, layout, shape, given)
+    return checked_inputs(model.prepared, model.current().dtype, layout, shape, given)
 
 
 def plan_of(model: Any) -> Plan:
-    return model.plan
+    """The plan of a prepared model."""
+    return model.source.decoding.plan_of(model.source.model) if model.departure else model.plan
 
 
-def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]) -> JaxDecoder:
+def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]) -> JaxDecoder:
     """A decoder of a prepared model."""
-    model.refresh()
+    if model.departure:
+        return model.source.decoding.start(model.source.model, layout, capacity, pads, inputs)
     compiled, weights = model.steps(layout)
     return decoder(compiled, weights, capacity, pads, inputs)
 
@@ -226,4 +295,4 @@ def to_numpy(ids: Any) -> Array | None:
 
 
 def like(ids: Array, given: Any) -> Any:
-    return jnp.asarray(ids, given.dtype)
+    return jnp.asarray(ids, given.dtype if given.dtype.itemsize >= 4 else jnp.int32)  # any id fits

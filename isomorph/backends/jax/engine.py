@@ -2,60 +2,94 @@
 
 While JAX traces the engine for some sizes, the plan is traced at them and its rewritten program is run on JAX's
 values, so that JAX keeps one compiled function for each set of sizes. Weights are derived once and passed as
-arguments. See :mod:`isomorph.engine.rewrite` for what is rewritten.
+arguments. See :mod:`isomorph.backends.trace.rewrite` for what is rewritten.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from operator import is_
+from threading import Lock
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
+from jax.core import Tracer
 
-from isomorph.backends.decoding import Layout
-from isomorph.backends.engine import compose, keywords, shape_text
+from isomorph.backends.contract import DTYPE_KINDS, InputContracts
+from isomorph.backends.decoding import Layout, symbol_sizes
+from isomorph.backends.engine import compose, keywords, shape_text, tables_read
 from isomorph.backends.jax import primitives
-from isomorph.backends.jax.build import PreparedPlan
+from isomorph.backends.jax.build import KINDS, PreparedPlan
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
+from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
-from isomorph.engine import derived
-from isomorph.engine.derived import Weight
-from isomorph.engine.rewrite import Op, Rewritten, rewritten
-from isomorph.engine.steps import fixed_program, step_programs
+from isomorph.backends.trace.derived import Weight
+from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
+from isomorph.backends.trace.steps import fixed_program, rows_at, step_programs
 from isomorph.plan import Plan
 
 Tensor = jax.Array
-Read = Callable[[], Mapping[str, Tensor]]
-"""The parameters by plan path, in plan layout, as the model has them now."""
+SHARED = 32
+"""How many plans keep their compiled functions when the last engine of theirs is gone."""
+
+
+class Source(Protocol):
+    """The model behind an engine."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def decoding(self) -> Any:
+        """The module that generates with the model."""
+        ...
+
+    def look(self) -> tuple[list[Any], str]:
+        """Its marks after looking at it from the top, and what makes it another than its plan says, or nothing."""
+        ...
+
+    def marks(self) -> list[Any]:
+        """Objects that the model holds: another one in a place tells that the model changed."""
+        ...
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The parameters by plan path, in plan layout, as the model has them now."""
+        ...
+
+    def call(self, tensors: Sequence[Any]) -> Any:
+        """The model itself, in evaluation mode."""
+        ...
 
 
 class Engine:
     """A model, prepared; takes and returns what the model does.
 
+    Every call looks whether the model holds other arrays or other layers than before, and prepares anew if
+    so. A model that is no longer what its plan says is called itself. Inside somebody else's compiled
+    function the weights are those at the time of tracing, as those of anything that it closes over.
+
     Args:
         prepared: the plan and its contracts.
-        read: gives the parameters in plan layout.
-        marks: gives the arrays that the model holds; if one is another than before, the weights are read again.
-        dtype: compute dtype, None for the plan's.
+        source: the model.
+        dtype: compute dtype, None for the model's.
     """
 
-    def __init__(
-        self, prepared: PreparedPlan, read: Read, marks: Callable[[], Sequence[Any]], dtype: str | None
-    ) -> None:
-        self.plan = prepared.plan
-        self._contracts, self._read, self._marks = prepared.contracts, read, marks
-        self._narrow = None if dtype in (None, self.plan.dtype) else jnp.dtype(dtype)
+    def __init__(self, prepared: PreparedPlan, source: Source, dtype: str | None) -> None:
+        self.plan, self.prepared = prepared.plan, prepared
+        self._contracts, self.source, self._dtype = prepared.contracts, source, dtype
         self._names = [name for name, _ in self.plan.outputs]
-        self._keys: dict[Weight, int] = {}
-        self._steps: EngineSteps | None = None
-        _run = self._program
-        self._inner = jax.jit(_run)  # inside somebody else's compiled function
-        self._compiled = jax.jit(_run, compiler_options=dict(_options()))
-        self._renew()
+        self._float_inputs = tuple(
+            i for i, value in enumerate(self._contracts.values) if DTYPE_KINDS[value.dtype] == "float"
+        )
+        self._lock = Lock()
+        self._told: set[str] = set()
+        with jax.ensure_compile_time_eval():
+            self._state = self._derived()
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         tensors = self._contracts.bind(inputs, named)
@@ -64,75 +98,185 @@ class Engine:
             if isinstance(tensor, np.ndarray):
                 tensors[index] = jnp.asarray(tensor)
             elif not isinstance(tensor, Tensor):
-                return self._refuse(tensors)
-            traced = traced or isinstance(tensor, jax.core.Tracer)
-        self._contracts.check(tensors)
-        self.refresh()
-        results = (self._inner if traced else self._compiled)(self._weights, tensors)
+                self.prepared.ready(tensors, {}, None)  # says which input is none
+            traced = traced or isinstance(tensor, Tracer)
+        sizes = self._contracts.check(tensors)
+        state = self.current()
+        if state.departure:
+            return self.source.call(tensors)
+        for index in self._float_inputs:
+            if tensors[index].dtype != state.dtype:
+                self.prepared.ready(tensors, {}, state.dtype)  # says which input has another
+        results = (
+            state.functions.careful(state.weights, tensors) if traced else self._run(state, sizes, tensors)
+        )
         if len(results) == 1:
             return results[0]
         return dict(zip(self._names, results, strict=True))
 
-    def _refuse(self, tensors: Sequence[Any]) -> Any:
-        from isomorph.backends.jax.build import prepared
+    def _run(self, state: State, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        functions = state.functions
+        for index, rows in functions.tables:
+            primitives.check_ids(tensors[index], rows)
+        results, total = functions.fast(state.weights, tensors)
+        if total is not None and not np.isfinite(total):  # a NaN may have reached who must not see it
+            return functions.careful(state.weights, tensors)
+        return results
 
-        return prepared(self.plan).ready(tensors, {}, None)  # says which input is none
-
-    def refresh(self) -> None:
-        """Read the weights again if the model holds another array than before."""
-        for now, before in zip(self._marks(), self._marked, strict=True):
-            if now is not before:
-                self._renew()
-                return
+    def current(self) -> State:
+        """What was derived from the model as it is now; prepared anew if it changed since."""
+        state = self._state
+        if not state.departure and state.holds(self.source.marks()):
+            return state
+        with self._lock:
+            state = self._state
+            if state.departure or not state.holds(self.source.marks()):
+                with jax.ensure_compile_time_eval():  # somebody else's function may be under way
+                    state = self._state = self._derived()
+        if state.departure and state.departure not in self._told:
+            self._told.add(state.departure)
+            warnings.warn(
+                f"isomorph: the prepared model calls the model itself, since {state.departure}; "
+                "it is faster again when that is undone",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return state
 
     def steps(self, layout: Layout) -> tuple[EngineSteps, tuple[Tensor, ...]]:
         """The compiled steps of generation, and their weights."""
-        if self._steps is None:
-            self._steps = EngineSteps(layout, self._narrow is not None)
-        return self._steps, self._arrays_of(self._steps.keys)
+        state = self.current()
+        steps = state.functions.steps(layout)
+        return steps, state.arrays_of(steps.keys, self.source)
 
-    def _renew(self) -> None:
-        self._marked = list(self._marks())
-        self._arrays: dict[Weight, Tensor] = {}
-        if not self._keys:
-            collect(rewritten(trace(self.plan)), self._keys)
-        self._weights = self._arrays_of(self._keys)
+    @property
+    def departure(self) -> str:
+        """What makes the model another than its plan says, or nothing."""
+        return self.current().departure
 
-    def _arrays_of(self, keys: Mapping[Weight, int]) -> tuple[Tensor, ...]:
-        """The values of expressions, each computed once."""
-        missing = [weight for weight in keys if weight not in self._arrays]
+    def _derived(self) -> State:
+        marks, found = self.source.look()  # before anything is read
+        if found:
+            return State(marks, found, np.dtype(np.float32), None, None)
+        parameters = self.source.parameters()
+        dtype = np.dtype(next(iter(parameters.values())).dtype if parameters else jnp.dtype(self.plan.dtype))
+        narrow = None if self._dtype is None or jnp.dtype(self._dtype) == dtype else jnp.dtype(self._dtype)
+        functions = functions_of(self.prepared, dtype, narrow)
+        state = State(marks, "", dtype, narrow, functions)
+        state.weights = state.arrays_of(functions.keys, self.source)
+        return state
+
+
+class State:
+    """A model at one moment, and what was derived from it.
+
+    Attributes:
+        departure: what makes the model another than its plan says; then nothing is derived.
+        dtype: the model's.
+        functions: the compiled functions of its plan.
+        weights: the derived weights in the order of ``functions.keys``.
+    """
+
+    functions: Functions
+    weights: tuple[Tensor, ...]
+
+    def __init__(
+        self, marks: Sequence[Any], departure: str, dtype: Any, narrow: Any, functions: Functions | None
+    ) -> None:
+        self._marks, self.departure, self.dtype, self._narrow = marks, departure, dtype, narrow
+        self._arrays: dict[tuple[Weight, bool], Tensor] = {}
+        if functions is not None:
+            self.functions = functions
+
+    def holds(self, marks: Sequence[Any]) -> bool:
+        """Whether the model still holds what it held."""
+        return len(marks) == len(self._marks) and all(map(is_, marks, self._marks))
+
+    def arrays_of(self, keys: Mapping[Weight, bool], source: Source) -> tuple[Tensor, ...]:
+        """The values of expressions, each computed once; a product's in the narrow dtype."""
+        missing = [
+            (weight, narrow) for weight, narrow in keys.items() if (weight, narrow) not in self._arrays
+        ]
         if missing:
-            parameters = self._read()
-            model = next(iter(parameters.values())).dtype
-            arithmetic = _Arithmetic(parameters)
-            for weight in missing:
-                self._arrays[weight] = _stored(derived.evaluate(weight, arithmetic), model, self._narrow)
-        return tuple(self._arrays[weight] for weight in keys)
-
-    def _program(self, weights: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        sizes = self._contracts.check(tensors)
-        program = rewritten(trace(self.plan, sizes))
-        writer = JaxWriter(self._keys, weights, self._narrow is not None)
-        scope = writer.scope
-        exec(compile(compose(program, writer), f"<prepared {self.plan!r}>", "exec"), scope)
-        return scope["run"](*tensors)
+            arithmetic = _Arithmetic(source.parameters())
+            for weight, narrow in missing:
+                dtype = self.dtype if self._narrow is None or not narrow else self._narrow
+                self._arrays[weight, narrow] = jnp.asarray(derived.evaluate(weight, arithmetic), dtype)
+        return tuple(self._arrays[entry] for entry in keys.items())
 
 
-def collect(program: Rewritten, keys: dict[Weight, int]) -> None:
-    """Give every derived weight that a program reads a place; they are the same at all sizes."""
+class Functions:
+    """The compiled functions of a plan, for all engines of equal plans: weights are arguments.
+
+    Attributes:
+        keys: the derived weights that they take, in order; True for those of products alone.
+        tables: inputs whose ids are looked up in a table, with its rows.
+        fast: from weights and inputs to outputs, and the sum of all causal attention, None without any:
+            products multiply what a query may not see by zero, which lets a NaN through; then the sum is
+            not finite.
+        careful: the outputs alone, where nothing is let through.
+    """
+
+    def __init__(self, plan: Plan, dtype: Any, narrow: Any) -> None:
+        self._plan, self._dtype, self._narrow = plan, dtype, narrow
+        self._contracts = InputContracts(plan, KINDS)
+        self.keys: dict[Weight, bool] = {}
+        program = rewritten(trace(plan))
+        collect(program, self.keys)
+        self.tables = tables_read(program)
+        self.fast = jax.jit(self._fast, compiler_options=dict(_options()))
+        self.careful = jax.jit(self._careful)  # it may stand inside somebody else's compiled function
+        self._steps: EngineSteps | None = None
+
+    def steps(self, layout: Layout) -> EngineSteps:
+        """The compiled steps of generation."""
+        if self._steps is None:
+            self._steps = EngineSteps(layout, self._dtype, self._narrow is not None)
+        return self._steps
+
+    def _fast(
+        self, weights: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        sums: list[Tensor] = []
+        results = self._composed(weights, tensors, sums)
+        return results, sum(sums[1:], sums[0]) if sums else None
+
+    def _careful(self, weights: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return self._composed(weights, tensors, None)
+
+    def _composed(
+        self, weights: Sequence[Tensor], tensors: Sequence[Tensor], sums: list[Tensor] | None
+    ) -> tuple[Tensor, ...]:
+        program = rewritten(trace(self._plan, self._contracts.check(tensors)))
+        writer = JaxWriter(self.keys, weights, self._dtype, self._narrow is not None, sums=sums)
+        return defined(compose(program, writer), writer.scope)(*tensors)
+
+
+@lru_cache(maxsize=SHARED)
+def functions_of(prepared: PreparedPlan, dtype: Any, narrow: Any) -> Functions:
+    """The functions of a plan or of one equal to it."""
+    return Functions(prepared.plan, dtype, narrow)
+
+
+def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """The function ``run`` of a source. The scope does not name it, so that both go with the last reference."""
+    exec(compile(text, "<prepared>", "exec"), scope)
+    return scope.pop("run")
+
+
+def collect(program: Rewritten, keys: dict[Weight, bool]) -> None:
+    """Add every derived weight that a program reads, and whether products alone read it.
+
+    They are the same at all sizes.
+    """
     for op in program.ops:
         for weight in (op.weight, op.bias):
             if weight is not None:
-                keys.setdefault(weight, len(keys))
-    for path in program.parameters.values():
-        keys.setdefault(derived.Parameter(path), len(keys))
-
-
-def _stored(array: Tensor, model: Any, narrow: Any) -> Tensor:
-    """In the dtype that it is used in: matrices in the narrow one, vectors in the model's."""
-    if narrow is not None and array.ndim == 2:
-        return jnp.asarray(array, narrow)
-    return jnp.asarray(array, model)
+                keys.setdefault(weight, op.kind == "linear" and weight is op.weight)
+    for tensor, path in program.parameters.items():
+        readers = {op.kind for op in program.ops if tensor in op.reads}
+        weight = derived.Parameter(path)
+        keys[weight] = keys.get(weight, True) and readers == {"embedding"}  # whose rows are widened again
 
 
 class _Arithmetic:
@@ -175,24 +319,31 @@ class JaxWriter:
     """See :class:`isomorph.backends.engine.Writer`.
 
     Args:
-        keys: the place of each derived weight.
-        weights: their arrays.
+        keys: the derived weights.
+        weights: their arrays, in the same order.
+        dtype: the model's.
         narrow: whether products take a narrower dtype than the rest.
+        sums: a list that the sum of every causal attention is added to; without one, attention keeps what
+            is not finite from who must not see it.
         remembering: whether causal attention and positions are those of a memory, the argument ``M``.
     """
 
     def __init__(
         self,
-        keys: Mapping[Weight, int],
+        keys: Mapping[Weight, bool],
         weights: Sequence[Tensor],
+        dtype: Any,
         narrow: bool,
         *,
+        sums: list[Tensor] | None = None,
         remembering: bool = False,
     ) -> None:
-        self._keys, self._remembering = keys, remembering
+        self._places = {weight: place for place, weight in enumerate(keys)}
+        self._dtype, self._remembering, self._summing = dtype, remembering, sums is not None
         self._calls = 0
         self.scope: dict[str, Any] = {
             "P": primitives, "W": weights, "product": product, "heads": heads, "jnp": jnp,
+            "S": sums, "summed": summed,
             "attend": attend_narrow if narrow else attend,
         }  # fmt: skip
 
@@ -200,7 +351,7 @@ class JaxWriter:
         return self._weight(derived.Parameter(path))
 
     def _weight(self, weight: Weight | None) -> str:
-        return "None" if weight is None else f"W[{self._keys[weight]}]"
+        return "None" if weight is None else f"W[{self._places[weight]}]"
 
     def expression(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
         write = getattr(self, f"_{op.kind}", None)
@@ -223,6 +374,9 @@ class JaxWriter:
     def _multiply(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
         return " * ".join(self._sides(op, read))
 
+    def _embedding(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        return f"P.embedding({', '.join(map(read, op.inputs))}).astype({self._dtype.name!r})"
+
     def _reshape(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
         return f"{read(op.inputs[0])}.reshape({shape_text(program.shapes[op.outputs[0]])})"
 
@@ -234,8 +388,7 @@ class JaxWriter:
         return f"P.concatenate(({parts}), {op.attributes['axis']})"
 
     def _cos_sin(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        dtype = program.dtypes[op.outputs[0]]
-        like = f"jnp.zeros(0, {dtype!r})"
+        like = f"jnp.zeros(0, {self._dtype.name!r})"
         owner = "M" if self._remembering else "P"
         return f"{owner}.cos_sin({op.attributes['length']}, {op.attributes['frequencies']!r}, {like})"
 
@@ -248,20 +401,33 @@ class JaxWriter:
         return f"heads({read(op.inputs[0])}, {shape_text(shape)}, {parts})"
 
     def _layer_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        weight, bias = self._weight(op.weight), self._weight(op.bias)
-        return f"P.layer_norm({read(op.inputs[0])}, {weight}, {bias}, eps={op.attributes['eps']!r})"
+        x, weight, bias = self._norm(op, read)
+        return f"P.layer_norm({x}, {weight}, {bias}, eps={op.attributes['eps']!r})"
 
     def _rms_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        return f"P.rms_norm({read(op.inputs[0])}, {self._weight(op.weight)}{keywords(op.attributes)})"
+        x, weight, _ = self._norm(op, read)
+        return f"P.rms_norm({x}, {weight}{keywords(op.attributes)})"
+
+    def _norm(self, op: Op, read: Callable[[int], str]) -> tuple[str, str, str]:
+        """Its input, weight and bias: a network's own, or tensors that the network computes."""
+        x, *computed = map(read, op.inputs)
+        if not computed:
+            return x, self._weight(op.weight), self._weight(op.bias)
+        weight = computed.pop(0) if op.attributes.get("weight", True) else "None"
+        return x, weight, computed[0] if computed else "None"
 
     def _attention(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
         told = {name: value for name, value in op.attributes.items() if name != "mask"}
-        if self._remembering and told.pop("causal"):
+        tensors = ", ".join(map(read, op.inputs))
+        if self._remembering and told["causal"]:
+            del told["causal"]
             call, self._calls = self._calls, self._calls + 1
-            return f"M.attend({call}, {', '.join(map(read, op.inputs))}{keywords(told)})"
-        if op.attributes["mask"]:
-            return f"P.attention({', '.join(map(read, op.inputs))}{keywords(told)})"
-        return f"attend({', '.join(map(read, op.inputs))}{keywords(told)})"
+            return f"M.attend({call}, {tensors}{keywords(told)})"
+        hides = bool(told["causal"] or told["window"])
+        if op.attributes["mask"] or (hides and not self._summing):
+            return f"P.attention({tensors}{keywords(told)})"
+        text = f"attend({tensors}{keywords(told)})"
+        return f"summed({text}, S)" if hides else text
 
     def _linear(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
         if op.weight is None:
@@ -271,6 +437,12 @@ class JaxWriter:
             name, attributes = op.activation
             return f"P.{name}({text}{keywords(dict(attributes))})"
         return text if op.residual is None else f"{text} + {read(op.residual)}"
+
+
+def summed(x: Tensor, sums: list[Tensor]) -> Tensor:
+    """The tensor, its sum added to a list; a sum too large to represent is not finite either."""
+    sums.append(x.astype(jnp.promote_types(x.dtype, jnp.float32)).sum())
+    return x
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -307,12 +479,12 @@ def attend_narrow(q: Tensor, k: Tensor, v: Tensor, **told: Any) -> Tensor:
 class EngineSteps(CompiledSteps):
     """Steps of generation from a prepared model's weights."""
 
-    def __init__(self, layout: Layout, narrow: bool) -> None:
+    def __init__(self, layout: Layout, dtype: Any, narrow: bool) -> None:
         super().__init__(layout, dict(_options()))
-        self.keys: dict[Weight, int] = {}
-        self._narrow = narrow
+        self.keys: dict[Weight, bool] = {}
+        self._dtype, self._narrow = dtype, narrow
         for length in (1, 2):  # whatever the length, these are all the weights
-            programs = step_programs(layout, 1, length, {}, padded=True)
+            programs = step_programs(layout, rows_at(layout, {}), length, {}, padded=True)
             collect(programs.mixing, self.keys)
             collect(programs.scoring, self.keys)
         inputs = [layout.plan.inputs[index][1] for index in layout.others]
@@ -320,8 +492,8 @@ class EngineSteps(CompiledSteps):
         collect(fixed_program(layout, {}, inputs, made), self.keys)
 
     def _fixed(self, parameters: Any, inputs: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        layout, plan = self.layout, self.layout.plan
-        sizes = _sizes(plan, inputs)
+        layout = self.layout
+        sizes = symbol_sizes(layout, inputs, KINDS)
         wanted = [output for node in layout.fixed for output in node.outputs]
         program = fixed_program(layout, sizes, list(inputs), wanted)
         made = self._run(program, parameters, None, list(inputs.values()))
@@ -331,7 +503,9 @@ class EngineSteps(CompiledSteps):
         self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool
     ) -> Tensor | None:
         rows, length = ids.shape
-        programs = step_programs(self.layout, rows, length, _sizes(self.layout.plan, fixed), padded=True)
+        inputs = {v: fixed[v] for _, v in self.layout.plan.inputs if v in fixed}
+        sizes = symbol_sizes(self.layout, inputs, KINDS)
+        programs = step_programs(self.layout, rows, length, sizes, padded=True)
         before, after = programs.fixed
         kept = self._run(programs.mixing, parameters, memory, [ids, *[fixed[v] for v in before]])
         if not wanted:
@@ -344,18 +518,5 @@ class EngineSteps(CompiledSteps):
         return logits[:, 0]
 
     def _run(self, program: Rewritten, weights: Any, memory: Any, tensors: Sequence[Any]) -> Any:
-        writer = JaxWriter(self.keys, weights, self._narrow, remembering=True)
-        exec(compile(compose(program, writer, leading=["M"]), "<step>", "exec"), writer.scope)
-        return writer.scope["run"](memory, *tensors)
-
-
-def _sizes(plan: Plan, tensors: Mapping[int, Any]) -> dict[str, int]:
-    """Values of the symbols that the shapes of some of the plan's inputs are."""
-    inputs = {value for _, value in plan.inputs}
-    return {
-        str(symbol): size
-        for value, tensor in tensors.items()
-        if value in inputs
-        for symbol, size in zip(plan.values[value].shape, tensor.shape, strict=True)
-        if type(symbol) is not int
-    }
+        writer = JaxWriter(self.keys, weights, self._dtype, self._narrow, remembering=memory is not None)
+        return defined(compose(program, writer, leading=["M"]), writer.scope)(memory, *tensors)

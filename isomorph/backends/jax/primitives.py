@@ -59,12 +59,18 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of a table. An id outside it is E_RUNTIME in eager mode, and a row of NaN in compiled code."""
-    if not isinstance(ids, Tracer):
-        values, rows = np.asarray(ids), weight.shape[0]
-        outside = values[(values < 0) | (values >= rows)]
-        if outside.size:
-            raise outside_table(int(outside[0]), rows)
+    check_ids(ids, weight.shape[0])
     return weight.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def check_ids(ids: Tensor, rows: int) -> None:
+    """E_RUNTIME for an id outside a table of ``rows`` rows, where there are values to look at."""
+    if isinstance(ids, Tracer):
+        return
+    values = np.asarray(ids)
+    outside = values[(values < 0) | (values >= rows)]
+    if outside.size:
+        raise outside_table(int(outside[0]), rows)
 
 
 # -- norms -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from isomorph.plan import Plan
 if TYPE_CHECKING:
     from flax import linen as nn
 
-__all__ = ["like", "plan_of", "slots", "start", "to_numpy"]
+__all__ = ["inputs", "like", "plan_of", "slots", "start", "to_numpy"]
 
 
 def plan_of(model: nn.Module) -> Plan:
@@ -33,8 +33,15 @@ def plan_of(model: nn.Module) -> Plan:
     return model.plan
 
 
+def inputs(
+    model: Network, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+) -> dict[int, Any]:
+    prepared = model.prepared
+    return decoding.checked_inputs(prepared, model._dtype(), layout, shape, given)
+
+
 def start(
-    model: nn.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]
+    model: nn.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
 ) -> JaxDecoder:
     module, variables = model.unbind()
     return decoding.decoder(_compiled(module, layout), variables, capacity, pads, inputs)

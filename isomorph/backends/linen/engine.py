@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from isomorph.backends.jax.engine import Engine
-from isomorph.backends.linen.decoding import plan_of
+from isomorph.backends.linen import decoding
+from isomorph.errors import IsomorphError
 
 if TYPE_CHECKING:
+    import jax
     from flax import linen as nn
+
+
+class LinenSource:
+    """See :class:`isomorph.backends.jax.engine.Source`. The variables of a bound module do not change."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._places = model.prepared.places
+        self._variables = model.variables["params"] if self._places else {}
+
+    @property
+    def decoding(self) -> Any:
+        return decoding
+
+    def marks(self) -> list[Any]:
+        return []
+
+    def look(self) -> tuple[list[Any], str]:
+        return [], ""
+
+    def parameters(self) -> Mapping[str, jax.Array]:
+        return {path: self._array(path) for path in self._places}
+
+    def _array(self, path: str) -> jax.Array:
+        place = self._places[path]
+        array: Any = reduce(lambda tree, key: tree[key], place.path, self._variables)
+        return array.T if place.transposed else array
+
+    def call(self, tensors: Sequence[Any]) -> Any:
+        return self.model(*tensors)
 
 
 def prepare(model: nn.Module, dtype: str | None = None) -> Engine:
     """A faster function of the same inputs and outputs; see :func:`isomorph.prepare`."""
-    plan = plan_of(model)
-    module, variables = model.unbind()
-    prepared = module.prepared  # type: ignore[attr-defined]
-    places = prepared.places
-
-    def array(path: str) -> Any:
-        return reduce(lambda tree, key: tree[key], places[path].path, variables["params"])
-
-    def read() -> Mapping[str, jax.Array]:
-        found = {path: array(path).T if places[path].transposed else array(path) for path in places}
-        return {**found, **{path: found[owner] for path, owner in plan.ties.items()}}
-
-    held = [array(path) for path in places]  # a bound module's variables do not change
-    return Engine(prepared, read, lambda: held, dtype)
+    decoding.plan_of(model)
+    if model.is_mutable_collection("params"):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            "the module is bound with parameters that may change, which a prepared one would not notice",
+            hints=["bind it without mutable: module.bind(variables)"],
+        )
+    bound: Any = model
+    return Engine(bound.prepared, LinenSource(model), dtype)

@@ -16,7 +16,7 @@ from isomorph.backends.nnx.layers import PRIMITIVES, OperatorModule, calling
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Plan
 
-__all__ = ["like", "plan_of", "slots", "start", "to_numpy"]
+__all__ = ["inputs", "like", "plan_of", "slots", "start", "to_numpy"]
 
 
 def plan_of(model: nnx.Module) -> Plan:
@@ -34,8 +34,15 @@ def plan_of(model: nnx.Module) -> Plan:
     return model.plan
 
 
+def inputs(
+    model: Network, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+) -> dict[int, Any]:
+    prepared = model._prepared
+    return decoding.checked_inputs(prepared, model._dtype(), layout, shape, given)
+
+
 def start(
-    model: nnx.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]
+    model: nnx.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
 ) -> JaxDecoder:
     definition, state = nnx.split(model)
     return decoding.decoder(_compiled(definition, layout), state, capacity, pads, inputs)

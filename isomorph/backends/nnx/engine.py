@@ -1,30 +1,138 @@
-"""Prepared inference for an NNX model: see :mod:`isomorph.backends.jax.engine`."""
+"""Prepared inference for an NNX model: see :mod:`isomorph.backends.jax.engine`.
+
+Noticed are other arrays in a variable, other variables, other layers, another epsilon of a norm, another product
+or dtype of a linear. JAX's arrays do not change, so another value is another array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax.core import Tracer
 
 from isomorph.backends.jax.engine import Engine
-from isomorph.backends.nnx.decoding import plan_of
+from isomorph.backends.jax.layers import inside, native
+from isomorph.backends.nnx import decoding
+from isomorph.backends.nnx.build import Network
+from isomorph.backends.nnx.layers import Embedding, LayerNorm, OperatorModule
+from isomorph.errors import IsomorphError, shorten
+from isomorph.operators.declare import Operator
 
 if TYPE_CHECKING:
-    from flax import nnx
+    from isomorph.plan import Plan
+
+_KINDS = {"linear": nnx.Linear, "layer_norm": LayerNorm, "embedding": Embedding, "dropout": nnx.Dropout}
+
+
+class _Departure(Exception):
+    """What makes a model another than its plan says."""
+
+
+class NnxSource:
+    """See :class:`isomorph.backends.jax.engine.Source`."""
+
+    def __init__(self, model: Network) -> None:
+        self.model = model
+        self.plan: Plan = model.plan
+        self._places: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._variables: dict[str, nnx.Variable[Any]] = {}
+
+    @property
+    def decoding(self) -> Any:
+        return decoding
+
+    def marks(self) -> list[Any]:
+        found = list(map(dict.get, self._places, self._names))
+        return found + [variable.get_raw_value() for variable in self._variables.values()]
+
+    def look(self) -> tuple[list[Any], str]:
+        self._places, self._names, self._variables = [], [], {}
+        held: list[Any] = []
+        try:
+            for node in self.plan.nodes:
+                self._look_into(
+                    self._part(self.model, node.name, held), node.operator, node.name, node.tie, held
+                )
+        except _Departure as departure:
+            return held, str(departure)
+        arrays = [variable.get_raw_value() for variable in self._variables.values()]
+        return held + arrays, self._other_arrays(arrays)
+
+    def _part(self, module: Any, name: str, held: list[Any]) -> Any:
+        """What a module holds under a name, noted."""
+        part = vars(module).get(name)
+        self._places.append(vars(module))
+        self._names.append(name)
+        held.append(part)
+        return part
+
+    def _look_into(
+        self, module: Any, operator: Operator, path: str, tied: Mapping[str, str], held: list[Any]
+    ) -> None:
+        is_native = native(operator, tied) is not None
+        kind = _KINDS[operator.leaf] if is_native and operator.leaf is not None else OperatorModule
+        if type(module) is not kind:
+            raise _Departure(f"{path} is {type(module).__name__} and not {kind.__name__}")
+        if not is_native and self._part(module, "_operator", held) is not operator:
+            raise _Departure(f"{path} is another operator")
+        for name, expected in self._settings(operator, kind):
+            if self._part(module, name, held) != expected:
+                raise _Departure(f"{path} has another {name}")
+        for name in operator.own_parameters:
+            if name not in tied:
+                self._note_variable(module, f"{path}.{name}", held)
+        for name, child in operator.child_operators.items():
+            self._look_into(self._part(module, name, held), child, f"{path}.{name}", inside(tied, name), held)
+
+    @staticmethod
+    def _settings(operator: Any, kind: type) -> tuple[tuple[str, Any], ...]:
+        """What else decides what a layer of Flax's own computes."""
+        if kind is LayerNorm:
+            return (("epsilon", operator.eps),)
+        return (("dot_general", lax.dot_general), ("dtype", None)) if kind is nnx.Linear else ()
+
+    def _note_variable(self, module: Any, path: str, held: list[Any]) -> None:
+        place = self.model._prepared.places[path]
+        variable = self._part(module, place.path[-1], held)
+        shape = self.model._prepared.parameters[path].shape
+        if not isinstance(variable, nnx.Variable) or tuple(variable.shape) != (
+            shape[::-1] if place.transposed else shape
+        ):
+            raise _Departure(f"{path} is not there as the plan has it")
+        self._variables[path] = variable
+
+    def _other_arrays(self, arrays: Sequence[Any]) -> str:
+        for path, array in zip(self._variables, arrays, strict=True):
+            if isinstance(array, Tracer):
+                return f"{path} is being traced"
+            if not isinstance(array, jax.Array | np.ndarray):
+                return f"{path} holds {shorten(type(array).__name__)} and no array"
+            if isinstance(array, jax.Array) and len(array.devices()) > 1:
+                return f"{path} lies on several devices"
+        return "its parameters have several dtypes" if len({array.dtype for array in arrays}) > 1 else ""
+
+    def parameters(self) -> Mapping[str, jax.Array]:
+        places = self.model._prepared.places
+        return {
+            path: variable[...].T if places[path].transposed else variable[...]
+            for path, variable in self._variables.items()
+        }
+
+    def call(self, tensors: Sequence[Any]) -> Any:
+        twin = nnx.merge(*nnx.split(self.model))  # a copy, so that its mode may be changed
+        twin.eval()
+        return twin(*tensors)
 
 
 def prepare(model: nnx.Module, dtype: str | None = None) -> Engine:
     """A faster function of the same inputs and outputs; see :func:`isomorph.prepare`."""
-    plan = plan_of(model)
-    network: Any = model
-    prepared = network._prepared
-    places = prepared.places
-    variables = [(path, network.variable(path), places[path].transposed) for path in places]
-
-    def read() -> Mapping[str, jax.Array]:
-        found = {path: v[...].T if transposed else v[...] for path, v, transposed in variables}
-        return {**found, **{path: found[owner] for path, owner in plan.ties.items()}}
-
-    held = [variable for _, variable, _ in variables]
-    return Engine(prepared, read, lambda: [variable.get_raw_value() for variable in held], dtype)
+    if not isinstance(model, Network):
+        got = shorten(type(model).__name__)
+        raise IsomorphError("E_ARGUMENT", f"expected a network from isomorph.nnx.build, got {got}")
+    return Engine(model._prepared, NnxSource(model), dtype)

@@ -112,8 +112,7 @@ class Network(nn.Module):
     def _refuse_type(self, tensors: Sequence[Any]) -> None:
         for name, tensor in zip(self._contracts.names, tensors, strict=True):
             if not isinstance(tensor, torch.Tensor):
-                got = shorten(type(tensor).__name__)
-                raise IsomorphError("E_RUNTIME", f"input {name}: expected a torch.Tensor, got {got}")
+                raise no_tensor(name, tensor)
 
     def _check_dtype(self, index: int, tensor: torch.Tensor) -> None:
         expected = self._compute_dtype()
@@ -172,6 +171,12 @@ class Network(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made for the plan (see network_class), so it cannot be found by name.
         return _blank, (self._plan,), self.__dict__
+
+
+def no_tensor(name: str, given: Any) -> IsomorphError:
+    """The error for an input of another type."""
+    got = shorten(type(given).__name__)
+    return IsomorphError("E_RUNTIME", f"input {name}: expected a torch.Tensor, got {got}")
 
 
 def _is_meta(value: Any) -> bool:

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
-from isomorph.backends.decoding import Decoder, Layout, RememberingPrimitives, run_fixed, run_moving
-from isomorph.backends.torch import primitives
-from isomorph.backends.torch.build import Network
+from isomorph.backends.decoding import (
+    Decoder,
+    Layout,
+    RememberingPrimitives,
+    check_contracts,
+    no_memory,
+    run_fixed,
+    run_moving,
+)
+from isomorph.backends.torch import kernels, primitives
+from isomorph.backends.torch.build import KINDS, Network, no_tensor
 from isomorph.backends.torch.layers import OperatorModule
 from isomorph.backends.torch.weights import to_numpy as tensor_to_numpy
 from isomorph.backends.torch.weights import to_tensor, unwrap
@@ -32,7 +42,9 @@ def plan_of(model: Any) -> Plan:
     from isomorph.backends.torch.engine import Engine
 
     if isinstance(model, Engine):
-        return model.plan
+        if not model.current().departure:
+            return model.plan
+        model = model.network
     network = unwrap(model)
     for node in network.plan.nodes:
         _check(network.get_submodule(node.name), node.operator, node.name)
@@ -58,10 +70,10 @@ def slots(length: int, chunk: int) -> int:
 
 
 class TorchMemory:
-    """Keys and values in tensors made once; rows are written in place.
+    """Keys and values in tensors that are written in place, and replaced by longer ones when they are full.
 
     Args:
-        capacity: slots.
+        capacity: slots at first.
         pads: the first slot of each row, ``[B]``, or None when all begin at 0.
     """
 
@@ -71,17 +83,12 @@ class TorchMemory:
         self.offset = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.shown = None  # (B, C): which slots hold ids
-        if pads is not None:
-            self.shown = torch.arange(capacity, device=pads.device) >= pads[:, None]
+        self.shown = self._shown()
 
     def attend(self, call: int, q: Tensor, k: Tensor, v: Tensor, *, window: int, softcap: float) -> Tensor:
-        if call == len(self.keys):
-            shape = (*k.shape[:2], self.capacity, k.shape[3])
-            self.keys.append(k.new_empty(shape))
-            self.values.append(v.new_empty(shape))
-        T, keys, values = k.shape[2], self.keys[call], self.values[call]
+        T = k.shape[2]
         end = self.offset + T
+        keys, values = self._room(call, k, v, end)
         if (
             self.shown is not None and self.offset < self.first
         ):  # what padding holds is never used, NaN neither
@@ -94,6 +101,34 @@ class TorchMemory:
         # One new position sees every slot that is left.
         causal, window = T > 1, window if T > 1 else 0
         return primitives.attend(q, keys, values, mask, causal=causal, window=window, softcap=softcap)
+
+    def _shown(self) -> Tensor | None:
+        """Which slots hold ids, ``[B, C]``; None for all."""
+        if self.pads is None:
+            return None
+        return torch.arange(self.capacity, device=self.pads.device) >= self.pads[:, None]
+
+    def _room(self, call: int, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of an attention, with room up to a slot."""
+        if end > self.capacity:
+            self.capacity = max(end, 2 * self.capacity)
+            self.shown = self._shown()
+        if call == len(self.keys):
+            self.keys.append(self._longer(k[:, :, :0]))
+            self.values.append(self._longer(v[:, :, :0]))
+        elif self.keys[call].shape[2] < self.capacity:
+            self.keys[call] = self._longer(self.keys[call])
+            self.values[call] = self._longer(self.values[call])
+        return self.keys[call], self.values[call]
+
+    def _longer(self, old: Tensor) -> Tensor:
+        shape = (*old.shape[:2], self.capacity, old.shape[3])
+        try:
+            new = old.new_empty(shape)
+        except (RuntimeError, MemoryError) as error:
+            raise no_memory(shape[0] * shape[2], prod(shape) * old.element_size()) from error
+        new[:, :, : old.shape[2]] = old
+        return new
 
     def positions(self, table: Tensor, length: int) -> Tensor:
         if self.pads is None:
@@ -119,7 +154,7 @@ class TorchDecoder:
     """See :class:`isomorph.backends.decoding.Decoder`."""
 
     def __init__(
-        self, network: Network, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]
+        self, network: Network, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
     ) -> None:
         self.layout = layout
         self.device = next((p.device for p in network.parameters()), torch.device("cpu"))
@@ -127,42 +162,114 @@ class TorchDecoder:
         self.memory = TorchMemory(capacity, given)
         self.primitives = RememberingPrimitives(primitives, self.memory)
         with torch.inference_mode():
-            fixed = {layout.plan.inputs[i][1]: self._input(inputs, i) for i in layout.others}
+            self.inputs = {value: tensor.to(self.device) for value, tensor in inputs.items()}
             still = {node.name: _evaluating(network.get_submodule(node.name), None) for node in layout.fixed}
-            self.fixed = run_fixed(layout, still, fixed)
+            self.fixed = run_fixed(layout, still, self.inputs)
         self.layers = {
             node.name: _evaluating(network.get_submodule(node.name), self.primitives)
             for node in layout.moving
         }
+        self.network = network
 
-    def _input(self, inputs: Mapping[str, Any], index: int) -> Tensor:
-        return to_tensor(inputs[self.layout.plan.inputs[index][0]]).to(self.device)
+    def _with_hooks(self, ids: Tensor) -> Tensor:
+        """The scores as the network's own hooks see and leave them."""
+        twin: Any = copy.copy(self.network)
+        twin.training, twin._compiled_call_impl = False, None
+        twin.forward = self._forward
+        given = {**self.inputs, self._ids: ids}
+        made = twin(*[given[value] for _, value in self.layout.plan.inputs if value in given])
+        return (next(iter(made.values())) if isinstance(made, dict) else made)[:, -1]
+
+    def _forward(self, *inputs: Tensor) -> Any:
+        """The network's outputs as far as they are computed: scores ``[B, 1, V]`` behind the last id."""
+        plan = self.layout.plan
+        given = [value for _, value in plan.inputs if value in self.inputs or value == self._ids]
+        scores = self._run(inputs[given.index(self._ids)], wanted=True)
+        assert scores is not None
+        if len(plan.outputs) == 1:
+            return scores[:, None]
+        return {name: scores[:, None] for name, value in plan.outputs if value == self.layout.logits}
+
+    @property
+    def _ids(self) -> int:
+        return self.layout.plan.inputs[self.layout.tokens][1]
+
+    def _run(self, ids: Tensor, *, wanted: bool) -> Tensor | None:
+        self.primitives.restart(self.memory)
+        scores = run_moving(self.layout, self.layers, self.primitives, ids, self.fixed, wanted=wanted)
+        self.memory.offset += ids.shape[1]
+        return scores
 
     def feed(self, ids: Array, *, wanted: bool) -> Array | None:
         with torch.inference_mode():
             tensor = torch.from_numpy(ids).to(self.device)
-            self.primitives.restart(self.memory)
-            logits = run_moving(self.layout, self.layers, self.primitives, tensor, self.fixed, wanted=wanted)
-            self.memory.offset += ids.shape[1]
-            return None if logits is None else tensor_to_numpy(logits)
+            hooked = self.network._forward_hooks or self.network._forward_pre_hooks
+            scores = self._with_hooks(tensor) if hooked else self._run(tensor, wanted=wanted)
+            return tensor_to_numpy(scores) if wanted and scores is not None else None
 
 
-def start(
-    model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[str, Any]
-) -> Decoder:
+def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]) -> dict[int, Tensor]:
+    """The further inputs as tensors by their value ids, checked as a call of the model checks them."""
+    from isomorph.backends.torch.engine import Engine
+
+    network = model.network if isinstance(model, Engine) else unwrap(model)
+    found: dict[int, Tensor] = {}
+    for index in layout.others:
+        name, value = layout.plan.inputs[index]
+        try:
+            tensor = to_tensor(given[name]) if isinstance(given[name], np.ndarray | Tensor) else None
+        except TypeError:  # an array of no numbers
+            tensor = None
+        if tensor is None:
+            raise no_tensor(name, given[name])
+        found[value] = tensor
+    check_contracts(layout, shape, found, KINDS)
+    for index in layout.others:
+        if index in network._compute_inputs:
+            network._check_dtype(index, found[layout.plan.inputs[index][1]])
+    return found
+
+
+def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]) -> Decoder:
     from isomorph.backends.torch.engine import Engine
 
     if isinstance(model, Engine):
-        from isomorph.backends.torch.engine_decoding import EngineDecoder
+        if not model.current().departure:
+            from isomorph.backends.torch.engine_decoding import EngineDecoder
 
-        return EngineDecoder(model, layout, capacity, pads, inputs)
+            return EngineDecoder(model, layout, capacity, pads, inputs)
+        model = model.network
     return TorchDecoder(unwrap(model), layout, capacity, pads, inputs)
+
+
+class QuickLinear(nn.Linear):
+    """A ``torch.nn.Linear`` that multiplies by the kernel that is faster for its rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight
+        rows = input.numel() // max(1, input.shape[-1])
+        if input.dtype == weight.dtype and kernels.prefers_onednn(
+            rows, tuple(weight.shape), weight.dtype, weight.device
+        ):
+            operators = kernels.onednn()
+            assert operators is not None
+            return operators.linear(input, weight, self.bias, "none", [], "")
+        return functional.linear(input, weight, self.bias)
+
+
+def _quick(module: nn.Linear) -> nn.Linear:
+    """The layer as a :class:`QuickLinear` that shares all it holds, hooks too."""
+    twin = object.__new__(QuickLinear)
+    twin.__dict__.update(module.__dict__)
+    return twin
 
 
 def _evaluating(module: nn.Module, remembering: RememberingPrimitives | None) -> nn.Module:
     """A copy that shares all parameters and native layers, without dropout, with other primitives."""
     if isinstance(module, nn.Dropout):
         return nn.Identity()
+    if type(module) is nn.Linear:
+        return _quick(module)
     if not isinstance(module, OperatorModule):
         return module
     twin = copy.copy(module)

@@ -1,27 +1,32 @@
 """Prepared inference in PyTorch: a plan's rewritten program as one function of tensors.
 
 The function is written for the sizes of the inputs at hand and kept for the next call with the same ones.
-Weights are derived and packed once. See :mod:`isomorph.engine.rewrite` for what is rewritten.
+Weights are derived and packed once. See :mod:`isomorph.backends.trace.rewrite` for what is rewritten.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from isomorph.backends.engine import compose, keywords, shape_text
+from isomorph.backends.engine import PATH_MARK, compose, keywords, shape_text, tables_read
 from isomorph.backends.torch import kernels, primitives
 from isomorph.backends.torch.build import Network
+from isomorph.backends.torch.watching import Watch, count_steps, departure, expected_parts, in_evaluation
 from isomorph.backends.torch.weights import unwrap
+from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
-from isomorph.engine import derived
-from isomorph.engine.derived import Weight
-from isomorph.engine.rewrite import Op, Rewritten, rewritten
+from isomorph.backends.trace.derived import Weight
+from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
+from isomorph.errors import IsomorphError
 
 Tensor = torch.Tensor
 MOST_PROGRAMS = 64
@@ -44,7 +49,7 @@ class Engine:
         self._expected = expected_parts(self.plan)
         self._lock = Lock()
         self._told: set[str] = set()
-        count_fused_steps()
+        count_steps()
         self._state = self._derived()
 
     def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
@@ -81,7 +86,9 @@ class Engine:
         return state
 
     def _derived(self) -> State:
-        watch = Watch(self.network)  # before anything is read: what changes meanwhile is noticed by the next call
+        watch = Watch(
+            self.network
+        )  # before anything is read: what changes meanwhile is noticed by the next call
         found = departure(self.network, self._expected)
         return State(watch, Store(self.network, self._dtype), found)
 
@@ -196,10 +203,14 @@ class State:
             text = compose(program, writer, leading=["S"] if summing else [])
         run = defined(text, writer.scope)
         if store.device.type == "cuda":
-            run = compiled(run)
+            run = compiled(run, [(index + summing, rows) for index, rows in tables_read(program)])
         if store.compute_dtype != store.model_dtype:
-            floating = [program.dtypes[tensor].startswith(("float", "bfloat")) for tensor in program.inputs.values()]
-            run = _casting(run, [False, *floating] if summing else floating, store.compute_dtype, store.model_dtype)
+            floating = [
+                program.dtypes[tensor].startswith(("float", "bfloat")) for tensor in program.inputs.values()
+            ]
+            run = _casting(
+                run, [False, *floating] if summing else floating, store.compute_dtype, store.model_dtype
+            )
         return Program(run, summing, tuple(line.partition(PATH_MARK)[2] for line in text.splitlines()))
 
 
@@ -226,8 +237,16 @@ def _casting(
     return cast
 
 
-def compiled(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """On a GPU: by ``torch.compile`` from the second call on, and as it is where that fails."""
+def compiled(
+    run: Callable[..., tuple[Tensor, ...]], tables: Sequence[tuple[int, int]] = ()
+) -> Callable[..., tuple[Tensor, ...]]:
+    """On a GPU: by ``torch.compile`` from the second call on, and as it is where that fails.
+
+    Args:
+        run: the function.
+        tables: which of its arguments are looked up in a table, and the rows of that: what is compiled does
+            not refuse an id outside it.
+    """
     found: list[Any] = []
 
     def call(*tensors: Any) -> tuple[Tensor, ...]:
@@ -235,6 +254,8 @@ def compiled(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tens
             results = run(*tensors)
             found.append(torch.compile(run, dynamic=False))
             return results
+        for index, rows in tables:
+            primitives.check_ids(tensors[index], rows)
         try:
             return found[0](*tensors)
         except Exception as error:
@@ -257,25 +278,24 @@ class Store:
 
     Args:
         network: the model.
-        mode: the compute dtype, or ``int8`` for weights of eight bits and bfloat16 elsewhere.
+        mode: the compute dtype, ``int8`` for weights of eight bits and bfloat16 elsewhere, None for the
+            model's dtype.
     """
 
-    def __init__(self, network: Network, mode: str) -> None:
-        self._network, self._kept = network, {}
+    def __init__(self, network: Network, mode: str | None) -> None:
+        self._network = network
+        self._kept: dict[Any, Any] = {}
         first = next((p for p in network.parameters() if p.is_floating_point()), None)
-        self.model_dtype = first.dtype if first is not None else getattr(torch, network.plan.dtype)
-        self.device = first.device if first is not None else torch.device("cpu")
-        same = mode == network.plan.dtype
-        self.compute_dtype = (
-            self.model_dtype if same else torch.bfloat16 if mode == "int8" else getattr(torch, mode)
-        )
+        if first is None:
+            first = network.get_buffer("_empty") if not network.plan.parameters else torch.empty(0)
+        self.model_dtype, self.device = first.dtype, first.device
         self.eight_bits = mode == "int8"
+        narrow = "bfloat16" if self.eight_bits else mode
+        self.compute_dtype = self.model_dtype if narrow is None else getattr(torch, narrow)
 
     def tensor(self, weight: Weight) -> Tensor:
         """An expression's value in the compute dtype; a lone parameter shares the model's memory."""
-        return self._once(
-            ("tensor", weight), lambda: derived.evaluate(weight, self).detach().to(self.compute_dtype)
-        )
+        return self._once(("tensor", weight), lambda: self._made(weight, self.compute_dtype))
 
     def packed(self, weight: Weight, rows: int) -> Tensor:
         """The value as oneDNN wants it."""
@@ -287,15 +307,28 @@ class Store:
         """``[O, I]`` as integers from -127 to 127, and the step of each row."""
 
         def make() -> tuple[Tensor, Tensor]:
-            wide = derived.evaluate(weight, self).detach().float()
-            step = wide.abs().amax(1).clamp(min=1e-30) / 127
-            return (wide / step[:, None]).round().to(torch.int8), step.to(torch.bfloat16)
+            wide = self._made(weight, torch.float32)
+            step = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)
+            integers = (wide / step.float()[:, None]).round().clamp(-127, 127)
+            return integers.to(torch.int8), step
 
         return self._once(("quantized", weight), make)
 
+    def dequantized(self, weight: Weight) -> Tensor:
+        """What :meth:`quantized` stands for, for sizes that no kernel of eight bits takes."""
+
+        def make() -> Tensor:
+            integers, steps = self.quantized(weight)
+            return (integers.float() * steps.float()[:, None]).to(self.compute_dtype)
+
+        return self._once(("dequantized", weight), make)
+
     def _unkept(self, weight: Weight) -> Tensor:
         kept = self._kept.get(("tensor", weight))
-        return derived.evaluate(weight, self).detach().to(self.compute_dtype) if kept is None else kept
+        return self._made(weight, self.compute_dtype) if kept is None else kept
+
+    def _made(self, weight: Weight, dtype: torch.dtype) -> Tensor:
+        return derived.evaluate(weight, self).to(self.device, dtype)
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -308,13 +341,14 @@ class Store:
         return self._network.get_parameter(path).detach()
 
     def wide(self, array: Tensor) -> Tensor:
-        return array.double()
+        return array.to("cpu", torch.float64) if self.device.type == "mps" else array.double()
 
     def zeros(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=self.compute_dtype, device=self.device)
 
     def join(self, arrays: list[Tensor]) -> Tensor:
-        return torch.cat([array.to(self.compute_dtype) for array in arrays])
+        dtype = torch.float32 if self.eight_bits else self.compute_dtype
+        return torch.cat([array.to(self.device, dtype) for array in arrays])
 
 
 class TorchWriter:
@@ -326,10 +360,11 @@ class TorchWriter:
     Args:
         store: the weights.
         remembering: whether causal attention and positions are those of a memory, the argument ``M``.
+        careful: whether attention looks at its keys and values, and else adds its sum to the list ``S``.
     """
 
-    def __init__(self, store: Store, *, remembering: bool = False) -> None:
-        self._store, self._remembering = store, remembering
+    def __init__(self, store: Store, *, remembering: bool = False, careful: bool = False) -> None:
+        self._store, self._remembering, self._careful = store, remembering, careful
         self._calls = 0
         self.scope: dict[str, Any] = {
             "P": primitives,
@@ -338,6 +373,7 @@ class TorchWriter:
             "linear": functional.linear,
             "addmm": torch.addmm,
             "sdpa": functional.scaled_dot_product_attention,
+            "summed": summed,
         }
 
     def name(self, value: Any, kind: str) -> str:
@@ -423,13 +459,21 @@ class TorchWriter:
         return "None" if weight is None else self.name(self._store.tensor(weight), "w")
 
     def _layer_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+        x, weight, bias = self._norm(op, read)
         width = shape_text(program.shapes[op.outputs[0]][-1:])
-        weight, bias = self._optional(op.weight), self._optional(op.bias)
-        return f"layer_norm({read(op.inputs[0])}, {width}, {weight}, {bias}, {op.attributes['eps']!r})"
+        return f"layer_norm({x}, {width}, {weight}, {bias}, {op.attributes['eps']!r})"
 
     def _rms_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        weight = self._optional(op.weight)
-        return f"P.rms_norm({read(op.inputs[0])}, {weight}{keywords(op.attributes)})"
+        x, weight, _ = self._norm(op, read)
+        return f"P.rms_norm({x}, {weight}{keywords(op.attributes)})"
+
+    def _norm(self, op: Op, read: Callable[[int], str]) -> tuple[str, str, str]:
+        """Its input, weight and bias: a network's own, or tensors that the network computes."""
+        x, *computed = map(read, op.inputs)
+        if not computed:
+            return x, self._optional(op.weight), self._optional(op.bias)
+        weight = computed.pop(0) if op.attributes.get("weight", True) else "None"
+        return x, weight, computed[0] if computed else "None"
 
     def _attention(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
         q, k, v = map(read, op.inputs[:3])
@@ -441,10 +485,15 @@ class TorchWriter:
         (_, H, T, _), (_, K, S, _) = shapes
         if told["mask"]:
             return f"P.attention({q}, {k}, {v}, {read(op.inputs[3])}{keywords(_without(told, 'mask'))})"
+        hides = told["causal"] or told["window"]
+        if hides and (self._careful or self._remembering):
+            return f"P.attention({q}, {k}, {v}, None{keywords(_without(told, 'mask'))})"
         if told["softcap"] or told["window"] or (told["causal"] and T != S):
-            return f"P.attend({q}, {k}, {v}, None{keywords(_without(told, 'mask'))})"
-        options = (", is_causal=True" if told["causal"] else "") + (", enable_gqa=True" if H != K else "")
-        return f"sdpa({q}, {k}, {v}{options})"
+            text = f"P.attend({q}, {k}, {v}, None{keywords(_without(told, 'mask'))})"
+        else:
+            options = (", is_causal=True" if told["causal"] else "") + (", enable_gqa=True" if H != K else "")
+            text = f"sdpa({q}, {k}, {v}{options})"
+        return f"summed({text}, S)" if hides else text
 
     def _linear(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
         if op.weight is None:
@@ -457,9 +506,9 @@ class TorchWriter:
         other = None if op.residual is None else read(op.residual)
         if self._store.eight_bits:
             return self._finish(self._by_eight_bits(op, x, program), op, other)
-        weight = self._store._unkept(op.weight)
         bias = self._optional(op.bias)
-        if kernels.prefers_onednn(rows, weight):
+        sizes = (program.shapes[op.outputs[0]][-1], shape[-1])
+        if kernels.prefers_onednn(rows, sizes, self._store.compute_dtype, self._store.device):
             return self._by_onednn(op, x, rows, bias, other)
         name = self.name(self._store.tensor(op.weight), "w")
         if len(shape) == 2 and op.bias is not None:
@@ -486,9 +535,12 @@ class TorchWriter:
     def _by_eight_bits(self, op: Op, x: str, program: Rewritten) -> str:
         assert op.weight is not None
         integers, steps = self._store.quantized(op.weight)
-        self.scope["int8_linear"] = torch.ops.aten._weight_int8pack_mm.default
         shape = program.shapes[op.inputs[0]]
-        flat = x if len(shape) == 2 else f"{x}.reshape(-1, {shape[-1]})"
+        if 0 in shape or not kernels.multiplies_eight_bits(integers):
+            wide = self._store.dequantized(op.weight)
+            return f"linear({x}, {self.name(wide, 'w')}, {self._optional(op.bias)})"
+        self.scope["int8_linear"] = torch.ops.aten._weight_int8pack_mm.default
+        flat = f"{x}.reshape(-1, {shape[-1]}).contiguous()"
         product = f"int8_linear({flat}, {self.name(integers, 'w')}, {self.name(steps, 'w')})"
         if len(shape) != 2:
             product += f".view{shape_text((*shape[:-1], integers.shape[0]))}"
@@ -502,6 +554,12 @@ class TorchWriter:
             return product
         name, attributes = op.activation
         return f"P.{name}({product}{keywords(dict(attributes))})"
+
+
+def summed(x: Tensor, sums: list[Tensor]) -> Tensor:
+    """The tensor, its sum added to a list; a sum too large to represent is not finite either."""
+    sums.append(x.sum(dtype=torch.float32 if x.dtype in primitives.HALVES else None))
+    return x
 
 
 def _without(attributes: Any, name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
+from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ Tensor = torch.Tensor
 
 SMALL = 1 << 22
 """Multiplications below which a product is not worth packing a weight for: the call costs more."""
+FEW_ROWS = 8
+"""Up to so many rows a product waits for its weight to come from memory, whatever its size."""
+_SMALL_FEW = 1 << 18
+_STREAMED = (1 << 14, 1 << 10)  # 64 MB of float32, which no cache holds
 _TRIES = 3
 
 _FUSED: dict[tuple[str, str], tuple[str, str]] = {
@@ -96,21 +101,61 @@ def fused(name: str, attributes: dict[str, Any]) -> tuple[str, str] | None:
     return _FUSED.get((name, attributes.get("approximate", "")))
 
 
+_MULTIPLE = 32
+"""PyTorch's product with weights of eight bits reads behind the rows of others than multiples of this."""
+
+
+def multiplies_eight_bits(weight: Tensor) -> bool:
+    """Whether PyTorch multiplies by this weight ``[O, I]`` of eight bits as it is stored."""
+    if weight.device.type != "cpu" or weight.shape[1] % _MULTIPLE or weight.shape[0] == 0:
+        return False
+    return _eight_bits_work()
+
+
+@lru_cache(maxsize=1)
+def _eight_bits_work() -> bool:
+    """Whether PyTorch's product with weights of eight bits is here and right; what is missing is said once."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2 * _MULTIPLE, generator=generator).to(torch.bfloat16)
+    w = torch.randint(-127, 128, (5, 2 * _MULTIPLE), generator=generator, dtype=torch.int8)
+    steps = torch.full((5,), 2.0**-7, dtype=torch.bfloat16)
+    try:
+        found = torch.ops.aten._weight_int8pack_mm.default(x, w, steps).float()
+        expected = x.float() @ (w.float() * 2.0**-7).t()
+        problem = (
+            "" if torch.allclose(found, expected, rtol=2**-7, atol=2**-4) else "it computes something else"
+        )
+    except (AttributeError, RuntimeError, TypeError) as error:
+        problem = str(error).splitlines()[0]
+    if problem:
+        warnings.warn(
+            f"isomorph: PyTorch's product with weights of eight bits is not usable here ({problem}); "
+            "they are multiplied as bfloat16",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return not problem
+
+
 _choices: dict[tuple[Any, ...], bool] = {}
 
 
-def prefers_onednn(rows: int, weight: Tensor) -> bool:
-    """Whether oneDNN multiplies ``[rows, I]`` by this weight ``[O, I]`` faster, measured once per class of sizes.
+def prefers_onednn(rows: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether oneDNN multiplies ``[rows, I]`` by a weight ``[O, I]`` faster, measured once per class of sizes.
 
     A class is the shape of the weight, its dtype, the number of threads, and the rows to the next power of two.
+    With few rows the weights of a network come from memory one after another, so one large weight, which must
+    come from there too, is measured for all.
     """
-    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return False
-    if rows * weight.numel() < SMALL or onednn() is None:
+    few, numbers = rows <= FEW_ROWS, prod(shape)
+    if (numbers < _SMALL_FEW if few else rows * numbers < SMALL) or onednn() is None:
         return False
-    kind = (max(rows, 1).bit_length(), *weight.shape, weight.dtype, torch.get_num_threads())
+    measured = _STREAMED if few else shape
+    kind = (max(rows, 1).bit_length(), *measured, dtype, torch.get_num_threads())
     if kind not in _choices:
-        _choices[kind] = _measured(rows, weight)
+        _choices[kind] = _measured(rows, torch.ones(measured, dtype=dtype))
     return _choices[kind]
 
 
@@ -118,7 +163,11 @@ def _measured(rows: int, weight: Tensor) -> bool:
     kernels = onednn()
     assert kernels is not None
     x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
-    packed = kernels.pack(weight, rows)
+    try:
+        packed = kernels.pack(weight, rows)
+        kernels.linear(x, packed, None, "none", [], "")
+    except RuntimeError:  # half precision on a processor that has none
+        return False
     best = [float("inf"), float("inf")]
     for _ in range(_TRIES):  # by turns, so that both meet the same machine
         for which, multiply in enumerate(

@@ -25,7 +25,9 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
             warnings.simplefilter("ignore", UserWarning)  # of pickles that it then refuses
             # Only the zipped form can be mapped.
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # of a damaged file its reader raises whatever comes (IndexError, struct.error)
+    except (
+        Exception
+    ) as error:  # of a damaged file its reader raises whatever comes (IndexError, struct.error)
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise IsomorphError(
             "E_CHECKPOINT",

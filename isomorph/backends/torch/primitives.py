@@ -72,11 +72,16 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
             return functional.embedding(ids, weight)
         except IndexError:
             raise _outside(ids, weight.shape[0]) from None
+    check_ids(ids, weight.shape[0])
+    return functional.embedding(ids, weight)
+
+
+def check_ids(ids: Tensor, rows: int) -> None:
+    """E_RUNTIME for an id outside a table of ``rows`` rows; waits for the device."""
     if ids.numel():
         extremes = _read(torch.stack(torch.aminmax(ids.detach())))
-        if extremes is not None and not 0 <= extremes[0] <= extremes[1] < weight.shape[0]:
-            raise _outside(ids, weight.shape[0])
-    return functional.embedding(ids, weight)
+        if extremes is not None and not 0 <= extremes[0] <= extremes[1] < rows:
+            raise _outside(ids, rows)
 
 
 def _outside(ids: Tensor, rows: int) -> IsomorphError:

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from isomorph.backends.torch.build import build, usable_device
+from isomorph.backends.torch.fast_training import prepare_training
 from isomorph.backends.torch.weights import to_numpy, to_tensor
 from isomorph.plan import Plan
 from isomorph.training.config import TrainingConfig
@@ -30,6 +31,8 @@ from isomorph.training.trainer import (
 
 Array = np.ndarray[Any, Any]
 
+_FUSED = ("cpu", "cuda")
+"""Where one kernel takes an optimizer's step."""
 _HALVES = ("bfloat16", "float16")
 
 
@@ -46,6 +49,7 @@ class Trainer:
         self.model = build(plan, weights, device=self.device)
         if plan.dtype in _HALVES:
             self.model.float()  # steps are too small for half precision to hold
+        self.network = prepare_training(self.model)  # the same parameters
         self.trained = {p.path: self.model.get_parameter(p.path) for p in trained_parameters(plan)}
         decayed = {p.path for p in trained_parameters(plan) if is_decayed(p)}
         groups = [
@@ -60,7 +64,7 @@ class Trainer:
             weight_decay=0.0,
             amsgrad=False,
             maximize=False,
-            foreach=True,
+            **({"fused": True} if self.device.type in _FUSED else {"foreach": True}),
         )
 
     def step(self, step: int, parts: Sequence[Batch], learning_rate: float) -> StepResult:
@@ -69,7 +73,7 @@ class Trainer:
 
     def _step(self, step: int, parts: Sequence[Batch], learning_rate: float) -> StepResult:
         count = sum(int((part.targets != IGNORED).sum()) for part in parts)
-        self.model.train()
+        self.network.train()
         self.optimizer.zero_grad(set_to_none=True)
         losses, hits = [], []
         with self._reproducible(step):
@@ -86,7 +90,7 @@ class Trainer:
         return StepResult(totals, norm)
 
     def evaluate(self, batch: Batch) -> Totals:
-        self.model.eval()
+        self.network.eval()
         with torch.inference_mode(), self._threads(), self._reproducible(0):
             loss, correct = self._scores(batch)
         return Totals(float(loss), int(correct), int((batch.targets != IGNORED).sum()))
@@ -124,7 +128,7 @@ class Trainer:
         targets = torch.from_numpy(batch.targets).to(self.device).reshape(-1)
         casting = torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
         with casting:
-            scores = self.model(**inputs)
+            scores = self.network(**inputs)
         if isinstance(scores, dict):
             (scores,) = scores.values()
         scores = scores.reshape(-1, scores.shape[-1])

@@ -28,7 +28,6 @@ Tensor = torch.Tensor
 _changes = attrgetter("_version")
 _address = Tensor.data_ptr
 _INERT = (nn.Dropout, nn.Identity)  # either may stand where the other does: they do nothing in evaluation
-_SETTINGS = ("forward", "eps", "_operator")  # attributes of a module that decide what it computes
 
 
 class Watch:
@@ -43,12 +42,14 @@ class Watch:
         for module in self._modules:
             self._hooks += [module._forward_hooks, module._forward_pre_hooks]
             for place, names in (
-                (module.__dict__, _SETTINGS),
+                (module.__dict__, ("eps",) if "eps" in module.__dict__ else ()),
                 (module._parameters, tuple(module._parameters)),
                 (module._modules, tuple(module._modules)),
             ):
                 self._places += [place] * len(names)
                 self._names += names
+        self._attributes = [module.__dict__ for module in self._modules]
+        self._counts = list(map(len, self._attributes))  # a forward put on a module is one more
         self._held = list(map(dict.get, self._places, self._names))
         self._parameters = [p for p in network.parameters() if not p.is_inference()]
         self._versions = list(map(_changes, self._parameters))
@@ -62,6 +63,7 @@ class Watch:
             and list(map(_changes, self._parameters)) == self._versions
             and list(map(_address, self._parameters)) == self._addresses
             and list(map(type, self._modules)) == self._types
+            and list(map(len, self._attributes)) == self._counts
         )
 
 
@@ -122,15 +124,14 @@ def departure(network: Network, expected: list[Part]) -> str:
 
 
 def _other_part(module: nn.Module, part: Part) -> str:
-    if part.kind in _INERT and type(module) in _INERT:
+    kind = getattr(type(module), "stands_for", type(module))  # the linears of a network for training
+    if part.kind in _INERT and kind in _INERT:
         return ""
-    if type(module) is not part.kind:
+    if kind is not part.kind:
         return f"is {type(module).__name__} and not {part.kind.__name__}"
     if dict(_shapes(module)) != dict(part.parameters):
         return "has other parameters"
-    if module.extra_repr() != part.settings:
-        return f"is {type(module).__name__}({module.extra_repr()}) and not {part.kind.__name__}({part.settings})"
-    return ""
+    return "has other settings" if module.extra_repr() != part.settings else ""
 
 
 def _other_parameters(network: Network) -> str:
@@ -166,15 +167,11 @@ def in_evaluation(module: nn.Module) -> nn.Module:
 
 
 @cache
-def count_fused_steps() -> None:
-    """Have fused optimizers count their changes of parameters, as all others do.
-
-    PyTorch's fused kernels leave the count of changes as it is.
-    """
+def count_steps() -> None:
+    """Have every optimizer count its changes of parameters: PyTorch's fused kernels leave the count as it is."""
     register_optimizer_step_post_hook(_count)
 
 
 def _count(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
     for group in optimizer.param_groups:
-        if group.get("fused"):
-            increment_version([p for p in group["params"] if p.grad is not None and not p.is_inference()])
+        increment_version([p for p in group["params"] if p.grad is not None and not p.is_inference()])

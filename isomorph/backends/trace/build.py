@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -36,9 +36,43 @@ def trace(
         IsomorphError: E_ARGUMENT for an unknown symbol or a value that its bound forbids; E_OPERATOR when an
             operator's forward computation gives another shape than its shape rule says.
     """
-    program = Program(plan.dtype, sizes_with(plan, sizes))
-    for name, value in plan.inputs:
-        shape = [evaluate_dimension(d, program.sizes) for d in plan.values[value].shape]
+    found = sizes_with(plan, sizes)
+    shapes = [[evaluate_dimension(d, found) for d in plan.values[value].shape] for _, value in plan.inputs]
+
+    def check(node: Node, made: Sequence[TracedTensor]) -> None:
+        for value, tensor in zip(node.outputs, made, strict=True):
+            shape = tuple(evaluate_dimension(d, found) for d in plan.values[value].shape)
+            if tensor.shape != shape:
+                raise IsomorphError(
+                    "E_OPERATOR",
+                    f"{node.operator.name} ({node.name}): forward gives {show_shape(tensor.shape)}, "
+                    f"but its shape rule says {show_shape(shape)}",
+                    node.location,
+                    ["the operator's forward computation and its shape pattern must agree"],
+                )
+
+    return record(plan, shapes, found, check, primitives=primitives)
+
+
+def record(
+    plan: Plan,
+    shapes: Sequence[Sequence[int]],
+    sizes: Mapping[str, int],
+    observe: Callable[[Node, Sequence[TracedTensor]], None],
+    *,
+    primitives: Primitives = _PRIMITIVES,
+) -> Program:
+    """Record a plan's primitives on inputs of any shapes, its contracts' or others.
+
+    Args:
+        plan: the network.
+        shapes: of its inputs, in order.
+        sizes: what the program says that it was traced at.
+        observe: called after every node with its outputs.
+        primitives: what is recorded with.
+    """
+    program = Program(plan.dtype, dict(sizes))
+    for (name, value), shape in zip(plan.inputs, shapes, strict=True):
         program.inputs[name] = program.values[value] = program.tensor(shape, plan.values[value].dtype)
     for parameter in plan.parameters:
         program.parameters[parameter.path] = program.tensor(parameter.shape, parameter.dtype)
@@ -47,20 +81,11 @@ def trace(
         Holder(node.operator, primitives, parameters, node.name, program.entering) for node in plan.nodes
     ]
 
-    def check(node: Node, inputs: tuple[Any, ...], outputs: tuple[TracedTensor, ...]) -> None:
-        for value, made in zip(node.outputs, outputs, strict=True):
-            program.values[value] = made
-            shape = tuple(evaluate_dimension(d, program.sizes) for d in plan.values[value].shape)
-            if made.shape != shape:
-                raise IsomorphError(
-                    "E_OPERATOR",
-                    f"{node.operator.name} ({node.name}): forward gives {show_shape(made.shape)}, "
-                    f"but its shape rule says {show_shape(shape)}",
-                    node.location,
-                    ["the operator's forward computation and its shape pattern must agree"],
-                )
+    def note(node: Node, inputs: tuple[Any, ...], outputs: tuple[TracedTensor, ...]) -> None:
+        program.values.update(zip(node.outputs, outputs, strict=True))
+        observe(node, outputs)
 
-    program.outputs = evaluate(plan, holders, list(program.inputs.values()), check)
+    program.outputs = evaluate(plan, holders, list(program.inputs.values()), note)
     return program
 
 

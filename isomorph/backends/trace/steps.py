@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from isomorph.backends.decoding import Layout
-from isomorph.backends.trace import primitives
-from isomorph.backends.trace.build import trace
-from isomorph.backends.trace.program import Program, TracedTensor
-from isomorph.engine.rewrite import Rewritten, rewritten
-from isomorph.resolver.dimensions import symbols_of
+from isomorph.backends.trace.probing import trace_ids
+from isomorph.backends.trace.program import Program
+from isomorph.backends.trace.rewrite import Rewritten, rewritten
+from isomorph.resolver.dimensions import evaluate, symbols_of
 
 
 class StepPrograms(NamedTuple):
@@ -28,29 +27,9 @@ class StepPrograms(NamedTuple):
     fixed: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class _PaddedPrimitives:
-    """Tracing primitives under which rows of a batch stand at positions of their own."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(primitives, name)
-
-    def positions(self, table: TracedTensor, length: int) -> TracedTensor:
-        shape = (self._rows, length, *table.shape[1:])
-        return table.program.record("positions", [table], shape, {"length": length})
-
-    def cos_sin(
-        self, length: int, frequencies: tuple[float, ...], like: TracedTensor
-    ) -> tuple[TracedTensor, TracedTensor]:
-        shape = (self._rows, length, len(frequencies))
-        attributes = {"length": length, "frequencies": tuple(frequencies)}
-        cos, sin = like.program.record_many("cos_sin", [], [shape, shape], attributes, dtype=like.dtype)
-        return cos, sin
-
-
-def step_programs(layout: Layout, rows: int, length: int, sizes: Mapping[str, int], *, padded: bool) -> StepPrograms:
+def step_programs(
+    layout: Layout, rows: int, length: int, sizes: Mapping[str, int], *, padded: bool
+) -> StepPrograms:
     """The programs for ``rows`` of a batch and ``length`` new ids.
 
     Args:
@@ -71,23 +50,21 @@ def step_programs(layout: Layout, rows: int, length: int, sizes: Mapping[str, in
     return StepPrograms(rewritten(mixing), rewritten(scoring), (mixing_fixed, scoring_fixed))
 
 
-def fixed_program(
-    layout: Layout, sizes: Mapping[str, int], given: list[int], wanted: list[int]
-) -> Rewritten:
+def fixed_program(layout: Layout, sizes: Mapping[str, int], given: list[int], wanted: list[int]) -> Rewritten:
     """The program of what no id changes, from the further inputs to some of the plan's values."""
-    return rewritten(_restricted(_traced(layout, 1, 1, sizes, False), given, [], wanted)[0])
+    return rewritten(
+        _restricted(_traced(layout, rows_at(layout, sizes), 1, sizes, False), given, [], wanted)[0]
+    )
+
+
+def rows_at(layout: Layout, sizes: Mapping[str, int]) -> int:
+    """How many rows of ids there are at some values of symbols, those left out being 1."""
+    batch = layout.plan.values[layout.plan.inputs[layout.tokens][1]].shape[0]
+    return evaluate(batch, {symbol: sizes.get(symbol, 1) for symbol in symbols_of(batch)})
 
 
 def _traced(layout: Layout, rows: int, length: int, sizes: Mapping[str, int], padded: bool) -> Program:
-    plan = layout.plan
-    shape = plan.values[plan.inputs[layout.tokens][1]].shape
-    found = dict(sizes)
-    for dimension, size in zip(shape, (rows, length), strict=True):
-        if type(dimension) is not int:
-            (symbol,) = symbols_of(dimension)
-            found[symbol] = size
-    tracing: Any = _PaddedPrimitives(rows) if padded else primitives
-    return trace(plan, found, primitives=tracing)
+    return trace_ids(layout.plan, layout.tokens, rows, length, sizes, padded=padded)
 
 
 def _restricted(

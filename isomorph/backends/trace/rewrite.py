@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from isomorph.backends.trace.derived import Columns, Joined, Parameter, Rows, Shifted, Weight
 from isomorph.backends.trace.program import Program, Shape
-from isomorph.engine.derived import Columns, Joined, Parameter, Rows, Shifted, Weight
 
 ACTIVATIONS = ("gelu", "relu", "silu", "quick_gelu", "tanh", "sigmoid")
 
@@ -174,13 +174,14 @@ def _fold_norms(state: _State) -> None:
 def _fold_gains(state: _State) -> None:
     """``gain * (z @ W.T + b)`` is ``z @ (gain * W.T) + gain * b``, where nothing else reads the product."""
     ops: list[Op | None] = list(state.ops)
+    makers = {op.outputs[0]: index for index, op in enumerate(state.ops)}
     for index, op in enumerate(state.ops):
         if op.kind != "multiply" or len(op.inputs) != 2:
             continue
         product, gain = op.inputs if op.inputs[1] in state.parameters else op.inputs[::-1]
         if gain not in state.parameters or state.only_reader(product) != index:
             continue
-        maker = next((i for i, other in enumerate(ops) if other and other.outputs == (product,)), None)
+        maker = makers.get(product)
         linear = None if maker is None else ops[maker]
         if linear is None or not _is_linear(linear) or state.shapes[gain] != state.shapes[product][-1:]:
             continue
@@ -239,7 +240,6 @@ def _join_heads(state: _State) -> None:
     ``[B, T, n * H * d]`` to n times ``[B, H, T, d]``.
     """
     ops: list[Op | None] = list(state.ops)
-    index_of = {output: index for index, op in enumerate(state.ops) for output in op.outputs}
     for op in state.ops:
         if op.kind != "linear":
             continue
@@ -250,23 +250,35 @@ def _join_heads(state: _State) -> None:
         chains = [_chain(state, i) for i, _ in parts]
         if any(chain is None for chain in chains):
             continue
-        found = [chain for chain in chains if chain is not None]
+        found = sorted((chain for chain in chains if chain is not None), key=lambda c: _start(state, c[0]))
         shapes = {state.shapes[state.ops[chain[1]].outputs[0]] for chain in found}
-        widths = {state.shapes[state.ops[chain[0]].outputs[0]][-1] for chain in found}
-        ordered = sorted(found, key=lambda chain: state.ops[chain[0]].attributes["start"])
-        covered = sum(state.shapes[state.ops[chain[0]].outputs[0]][-1] for chain in found)
-        if len(shapes) != 1 or len(widths) != 1 or covered != state.shapes[whole][-1]:
+        if len(shapes) != 1 or not _covers(state, whole, [chain[0] for chain in found]):
             continue
         (shape,) = shapes
         for chain in found:
             for member in chain:
                 ops[member] = None
-        outputs = tuple(state.ops[chain[2]].outputs[0] for chain in ordered)
-        at = index_of[whole]
-        ops[at] = state.ops[at]
+        outputs = tuple(state.ops[chain[2]].outputs[0] for chain in found)
         first = min(chain[0] for chain in found)
         ops[first] = Op("heads", (whole,), outputs, {"shape": shape, "parts": len(found)}, op.path)
     state.replace_all(ops)
+
+
+def _start(state: _State, narrow: int) -> int:
+    """Where a part begins, counted from the front of its axis."""
+    op = state.ops[narrow]
+    start, axis = op.attributes["start"], op.attributes["axis"]
+    return start + state.shapes[op.inputs[0]][axis] if start < 0 else start
+
+
+def _covers(state: _State, whole: int, parts: list[int]) -> bool:
+    """Whether parts of the last axis, in order, are equally wide and lie side by side from end to end."""
+    rank, width = len(state.shapes[whole]), state.shapes[whole][-1]
+    if any(state.ops[part].attributes["axis"] % rank != rank - 1 for part in parts):
+        return False
+    made = [state.shapes[state.ops[part].outputs[0]][-1] for part in parts]
+    begins = [sum(made[:i]) for i in range(len(made))]
+    return sum(made) == width and begins == [_start(state, part) for part in parts]
 
 
 def _chain(state: _State, narrow: int) -> tuple[int, int, int] | None:
