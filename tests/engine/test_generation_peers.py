@@ -24,8 +24,17 @@ CONFIGURATIONS: dict[str, Any] = {
         vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, sliding_window=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
     ),
+    "qwen2": lambda: transformers.Qwen2Config(
+        vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    ),
 }  # fmt: skip
-CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+CLASSES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
 
 
 def published(name: str, directory: Any) -> Any:
