@@ -8,7 +8,7 @@ its own expressions; everything else is here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from isomorph.backends.trace.rewrite import Op, Rewritten
 
@@ -16,16 +16,50 @@ PATH_MARK = "  # "
 """What stands between a line of a source and the path of the operator that it belongs to."""
 
 
-class Writer(Protocol):
-    """A framework's part: expressions, and the constants that they name."""
+Read = Callable[[int], str]
+"""The name of a tensor in the text, by its id."""
 
-    def expression(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        """A Python expression for an operation; ``read`` gives the name of a tensor."""
-        ...
+
+class Writer:
+    """Expressions for operations. A framework's writer adds ``_<kind>`` for each kind that has one of its own.
+
+    Attributes:
+        scope: what the expressions name; ``P`` is the framework's primitives, which serve every other kind.
+    """
+
+    scope: dict[str, Any]
 
     def parameter(self, path: str) -> str:
         """The name of a parameter that is read as a tensor."""
-        ...
+        raise NotImplementedError
+
+    def expression(self, op: Op, read: Read, program: Rewritten) -> str:
+        """A Python expression for an operation."""
+        write = getattr(self, f"_{op.kind}", None)
+        if write is not None:
+            return write(op, read, program)
+        return f"P.{op.kind}({', '.join(map(read, op.inputs))}{keywords(op.attributes)})"
+
+    def _add(self, op: Op, read: Read, program: Rewritten) -> str:
+        return " + ".join(_sides(op, read))
+
+    def _subtract(self, op: Op, read: Read, program: Rewritten) -> str:
+        return " - ".join(_sides(op, read))
+
+    def _multiply(self, op: Op, read: Read, program: Rewritten) -> str:
+        return " * ".join(_sides(op, read))
+
+    def _concatenate(self, op: Op, read: Read, program: Rewritten) -> str:
+        parts = "".join(f"{read(tensor)}, " for tensor in op.inputs)
+        return f"P.concatenate(({parts}), {op.attributes['axis']})"
+
+
+def _sides(op: Op, read: Read) -> tuple[str, str]:
+    """Both sides of arithmetic; a number is an attribute."""
+    tensors = [read(tensor) for tensor in op.inputs]
+    left = repr(op.attributes["left"]) if "left" in op.attributes else tensors.pop(0)
+    right = repr(op.attributes["right"]) if "right" in op.attributes else tensors.pop(0)
+    return left, right
 
 
 def compose(program: Rewritten, writer: Writer, leading: Iterable[str] = ()) -> str:

@@ -22,9 +22,7 @@ from isomorph.source_code.framework import (
 )
 from isomorph.source_code.layout import Expression, call, literal, method
 from isomorph.source_code.record import Step
-
-CUT_STD = 0.8796256610342398
-"""Deviation of N(0, 1) cut at -2 and 2."""
+from isomorph.weights.initial import CUT_STD
 
 
 def _with_parameters(name: str) -> Text:

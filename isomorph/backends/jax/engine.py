@@ -22,7 +22,7 @@ from jax.core import Tracer
 
 from isomorph.backends.contract import DTYPE_KINDS, InputContracts
 from isomorph.backends.decoding import Layout, symbol_sizes
-from isomorph.backends.engine import compose, keywords, shape_text, tables_read
+from isomorph.backends.engine import Read, Writer, compose, keywords, shape_text, tables_read
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.build import KINDS, PreparedPlan
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
@@ -315,7 +315,7 @@ def _options() -> tuple[tuple[str, Any], ...]:
     return tuple(known)
 
 
-class JaxWriter:
+class JaxWriter(Writer):
     """See :class:`isomorph.backends.engine.Writer`.
 
     Args:
@@ -353,62 +353,37 @@ class JaxWriter:
     def _weight(self, weight: Weight | None) -> str:
         return "None" if weight is None else f"W[{self._places[weight]}]"
 
-    def expression(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        write = getattr(self, f"_{op.kind}", None)
-        if write is not None:
-            return write(op, read, program)
-        return f"P.{op.kind}({', '.join(map(read, op.inputs))}{keywords(op.attributes)})"
-
-    def _sides(self, op: Op, read: Callable[[int], str]) -> tuple[str, str]:
-        tensors = [read(tensor) for tensor in op.inputs]
-        left = repr(op.attributes["left"]) if "left" in op.attributes else tensors.pop(0)
-        right = repr(op.attributes["right"]) if "right" in op.attributes else tensors.pop(0)
-        return left, right
-
-    def _add(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        return " + ".join(self._sides(op, read))
-
-    def _subtract(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        return " - ".join(self._sides(op, read))
-
-    def _multiply(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        return " * ".join(self._sides(op, read))
-
-    def _embedding(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _embedding(self, op: Op, read: Read, program: Rewritten) -> str:
         return f"P.embedding({', '.join(map(read, op.inputs))}).astype({self._dtype.name!r})"
 
-    def _reshape(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _reshape(self, op: Op, read: Read, program: Rewritten) -> str:
         return f"{read(op.inputs[0])}.reshape({shape_text(program.shapes[op.outputs[0]])})"
 
-    def _expand(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _expand(self, op: Op, read: Read, program: Rewritten) -> str:
         return f"P.expand({read(op.inputs[0])}, {shape_text(program.shapes[op.outputs[0]])})"
 
-    def _concatenate(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        parts = "".join(f"{read(tensor)}, " for tensor in op.inputs)
-        return f"P.concatenate(({parts}), {op.attributes['axis']})"
-
-    def _cos_sin(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _cos_sin(self, op: Op, read: Read, program: Rewritten) -> str:
         like = f"jnp.zeros(0, {self._dtype.name!r})"
         owner = "M" if self._remembering else "P"
         return f"{owner}.cos_sin({op.attributes['length']}, {op.attributes['frequencies']!r}, {like})"
 
-    def _positions(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _positions(self, op: Op, read: Read, program: Rewritten) -> str:
         owner = "M" if self._remembering else "P"
         return f"{owner}.positions({read(op.inputs[0])}, {op.attributes['length']})"
 
-    def _heads(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _heads(self, op: Op, read: Read, program: Rewritten) -> str:
         shape, parts = op.attributes["shape"], op.attributes["parts"]
         return f"heads({read(op.inputs[0])}, {shape_text(shape)}, {parts})"
 
-    def _layer_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _layer_norm(self, op: Op, read: Read, program: Rewritten) -> str:
         x, weight, bias = self._norm(op, read)
         return f"P.layer_norm({x}, {weight}, {bias}, eps={op.attributes['eps']!r})"
 
-    def _rms_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _rms_norm(self, op: Op, read: Read, program: Rewritten) -> str:
         x, weight, _ = self._norm(op, read)
         return f"P.rms_norm({x}, {weight}{keywords(op.attributes)})"
 
-    def _norm(self, op: Op, read: Callable[[int], str]) -> tuple[str, str, str]:
+    def _norm(self, op: Op, read: Read) -> tuple[str, str, str]:
         """Its input, weight and bias: a network's own, or tensors that the network computes."""
         x, *computed = map(read, op.inputs)
         if not computed:
@@ -416,7 +391,7 @@ class JaxWriter:
         weight = computed.pop(0) if op.attributes.get("weight", True) else "None"
         return x, weight, computed[0] if computed else "None"
 
-    def _attention(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _attention(self, op: Op, read: Read, program: Rewritten) -> str:
         told = {name: value for name, value in op.attributes.items() if name != "mask"}
         tensors = ", ".join(map(read, op.inputs))
         if self._remembering and told["causal"]:
@@ -429,7 +404,7 @@ class JaxWriter:
         text = f"attend({tensors}{keywords(told)})"
         return f"summed({text}, S)" if hides else text
 
-    def _linear(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _linear(self, op: Op, read: Read, program: Rewritten) -> str:
         if op.weight is None:
             return f"P.linear({', '.join(map(read, op.inputs))})"
         text = f"product({read(op.inputs[0])}, {self._weight(op.weight)}, {self._weight(op.bias)})"

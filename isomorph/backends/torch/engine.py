@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from isomorph.backends.engine import PATH_MARK, compose, keywords, shape_text, tables_read
+from isomorph.backends.engine import PATH_MARK, Read, Writer, compose, keywords, shape_text, tables_read
 from isomorph.backends.torch import kernels, primitives
 from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.watching import Watch, count_steps, departure, expected_parts, in_evaluation
@@ -351,7 +351,7 @@ class Store:
         return torch.cat([array.to(self.device, dtype) for array in arrays])
 
 
-class TorchWriter:
+class TorchWriter(Writer):
     """See :class:`isomorph.backends.engine.Writer`.
 
     Attributes:
@@ -385,67 +385,40 @@ class TorchWriter:
     def parameter(self, path: str) -> str:
         return self.name(self._store.tensor(derived.Parameter(path)), "p")
 
-    def expression(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        write = getattr(self, f"_{op.kind}", None)
-        if write is not None:
-            return write(op, read, program)
-        return f"P.{op.kind}({', '.join(map(read, op.inputs))}{keywords(op.attributes)})"
-
-    # -- arithmetic
-
-    def _sides(self, op: Op, read: Callable[[int], str]) -> tuple[str, str]:
-        tensors = [read(tensor) for tensor in op.inputs]
-        left = repr(op.attributes["left"]) if "left" in op.attributes else tensors.pop(0)
-        right = repr(op.attributes["right"]) if "right" in op.attributes else tensors.pop(0)
-        return left, right
-
-    def _add(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        return " + ".join(self._sides(op, read))
-
-    def _subtract(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        return " - ".join(self._sides(op, read))
-
-    def _multiply(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        return " * ".join(self._sides(op, read))
-
     # -- shapes
 
-    def _reshape(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _reshape(self, op: Op, read: Read, program: Rewritten) -> str:
         return f"{read(op.inputs[0])}.reshape{shape_text(program.shapes[op.outputs[0]])}"
 
-    def _expand(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _expand(self, op: Op, read: Read, program: Rewritten) -> str:
         return f"{read(op.inputs[0])}.expand{shape_text(program.shapes[op.outputs[0]])}"
 
-    def _permute(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _permute(self, op: Op, read: Read, program: Rewritten) -> str:
         axes = op.attributes["axes"]
         if sorted(axes) == list(range(len(axes))) and sum(i != axis for i, axis in enumerate(axes)) == 2:
             a, b = (i for i, axis in enumerate(axes) if i != axis)
             return f"{read(op.inputs[0])}.transpose({a}, {b})"
         return f"{read(op.inputs[0])}.permute{shape_text(axes)}"
 
-    def _narrow(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _narrow(self, op: Op, read: Read, program: Rewritten) -> str:
         axis, start = op.attributes["axis"], op.attributes["start"]
         length = program.shapes[op.outputs[0]][axis]
         whole = program.shapes[op.inputs[0]][axis]
         return f"{read(op.inputs[0])}.narrow({axis}, {start % whole if whole else 0}, {length})"
 
-    def _concatenate(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
-        parts = "".join(f"{read(tensor)}, " for tensor in op.inputs)
-        return f"P.concatenate(({parts}), {op.attributes['axis']})"
-
-    def _heads(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _heads(self, op: Op, read: Read, program: Rewritten) -> str:
         B, T, H, d = op.attributes["shape"]
         parts = op.attributes["parts"]
         return f"{read(op.inputs[0])}.view({B}, {T}, {parts}, {H}, {d}).permute(2, 0, 3, 1, 4).unbind(0)"
 
     # -- tables
 
-    def _positions(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _positions(self, op: Op, read: Read, program: Rewritten) -> str:
         if self._remembering:
             return f"M.positions({read(op.inputs[0])}, {op.attributes['length']})"
         return f"{read(op.inputs[0])}[:{op.attributes['length']}]"
 
-    def _cos_sin(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _cos_sin(self, op: Op, read: Read, program: Rewritten) -> str:
         like = torch.empty(0, dtype=self._store.compute_dtype, device=self._store.device)
         if self._remembering:
             told = f"{op.attributes['length']}, {self.name(op.attributes['frequencies'], 'rates')}"
@@ -458,16 +431,16 @@ class TorchWriter:
     def _optional(self, weight: Weight | None) -> str:
         return "None" if weight is None else self.name(self._store.tensor(weight), "w")
 
-    def _layer_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _layer_norm(self, op: Op, read: Read, program: Rewritten) -> str:
         x, weight, bias = self._norm(op, read)
         width = shape_text(program.shapes[op.outputs[0]][-1:])
         return f"layer_norm({x}, {width}, {weight}, {bias}, {op.attributes['eps']!r})"
 
-    def _rms_norm(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _rms_norm(self, op: Op, read: Read, program: Rewritten) -> str:
         x, weight, _ = self._norm(op, read)
         return f"P.rms_norm({x}, {weight}{keywords(op.attributes)})"
 
-    def _norm(self, op: Op, read: Callable[[int], str]) -> tuple[str, str, str]:
+    def _norm(self, op: Op, read: Read) -> tuple[str, str, str]:
         """Its input, weight and bias: a network's own, or tensors that the network computes."""
         x, *computed = map(read, op.inputs)
         if not computed:
@@ -475,7 +448,7 @@ class TorchWriter:
         weight = computed.pop(0) if op.attributes.get("weight", True) else "None"
         return x, weight, computed[0] if computed else "None"
 
-    def _attention(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _attention(self, op: Op, read: Read, program: Rewritten) -> str:
         q, k, v = map(read, op.inputs[:3])
         told = op.attributes
         if self._remembering and told["causal"]:
@@ -495,7 +468,7 @@ class TorchWriter:
             text = f"sdpa({q}, {k}, {v}{options})"
         return f"summed({text}, S)" if hides else text
 
-    def _linear(self, op: Op, read: Callable[[int], str], program: Rewritten) -> str:
+    def _linear(self, op: Op, read: Read, program: Rewritten) -> str:
         if op.weight is None:
             return f"P.linear({', '.join(map(read, op.inputs))})"
         x = read(op.inputs[0])
