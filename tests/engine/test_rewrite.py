@@ -152,9 +152,31 @@ def test_a_norms_gain_and_shift_move_into_the_product():
     assert found.parameters == {}  # all of them are inside derived weights
 
 
-def test_a_product_without_bias_takes_the_shift_as_one():
+def test_a_product_without_bias_takes_the_shift_where_another_has_one():
+    def two(r: Recorder) -> tuple[TracedTensor, TracedTensor]:
+        n = norm(r)
+        return r.linear(n, "a", 4, bias=False), r.linear(n, "b", 4)
+
+    _, found = record(two)  # both become one product, which has a bias in any case
+    assert found.ops[1].bias == Joined(
+        (Shifted(None, P("a.w"), P("s")), Shifted(P("b.b"), P("b.w"), P("s"))), (4, 4)
+    )
+
+
+def test_a_shift_stays_where_no_product_has_a_bias():
     _, found = record(lambda r: r.linear(norm(r), "a", 4, bias=False))
-    assert found.ops[1].bias == Shifted(None, P("a.w"), P("s"))
+    layer_norm, linear = found.ops
+    assert (layer_norm.weight, layer_norm.bias) == (P("g"), P("s"))
+    assert (linear.weight, linear.bias) == (P("a.w"), None)
+
+
+def test_a_tied_weight_stays_as_it_is():
+    def tied(r: Recorder) -> tuple[TracedTensor, TracedTensor]:
+        n = F.rms_norm(r.x, r.p("g", 8), eps=1e-6)
+        return F.linear(n, r.p("w", 4, 8)), r.p("w", 4, 8) * 2
+
+    _, found = record(tied)
+    assert [op.weight for op in found.ops if op.kind in ("rms_norm", "linear")] == [P("g"), P("w")]
 
 
 def test_a_norm_without_shift_leaves_the_bias():

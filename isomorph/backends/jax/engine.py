@@ -441,8 +441,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, softca
     """Attention without a mask, of keys and values that are finite."""
     if k.shape[2] == 0:
         return jnp.zeros_like(q)
-    visible = primitives.visibility(None, q.shape[2], k.shape[2], causal, window)
-    return primitives.attend(q, k, v, visible, softcap)
+    return primitives.attend_in_blocks(
+        q, k, v, None, causal=causal, window=window, softcap=softcap, adding=True
+    )
 
 
 def attend_narrow(q: Tensor, k: Tensor, v: Tensor, **told: Any) -> Tensor:

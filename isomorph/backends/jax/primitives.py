@@ -13,6 +13,7 @@ per key/value head, d head width.
 
 from __future__ import annotations
 
+import builtins
 from functools import lru_cache
 from typing import Any
 
@@ -137,31 +138,107 @@ def attention(
     if mask is not None:
         kept = mask[:, None, :, None]  # (B, 1, S, 1)
         k, v = jnp.where(kept, k, 0), jnp.where(kept, v, 0)
-    visible = visibility(mask, T, S, causal, window)  # (B or 1, 1, 1, T or 1, S)
     poison = None
     if (causal or window) and S > 1:
-        assert visible is not None
-        k, v, poison = _withhold(k, v, visible, H)
-    out = attend(q, k, v, visible, softcap, dropout)
+        k, v, poison = _withhold(
+            k, v, _visibility(mask, np.arange(T) + S - T, np.arange(S), causal, window), H
+        )
+    out = attend_in_blocks(q, k, v, mask, causal=causal, window=window, softcap=softcap, dropout=dropout)
     return out if poison is None else poison(out)
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, softcap: float = 0.0, dropout: Any = None
+WHOLE = 1 << 16
+"""Scores of one head up to which all queries attend at once."""
+_BLOCK, _MOST_BLOCKS = 128, 8
+
+
+def attend_in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    window: int,
+    softcap: float = 0.0,
+    dropout: Any = None,
+    adding: bool = False,
 ) -> Tensor:
-    """:func:`attention` of finite keys and values, with who sees whom as a boolean ``[B or 1, 1, 1, T or 1, S]``."""
+    """:func:`attention` of finite keys and values; on the CPU long queries are taken a block at a time.
+
+    A block's scores stay in the cache, and its keys are those that one of its queries may attend.
+    ``adding`` is as in :func:`attend`.
+    """
+    T, S = q.shape[2], k.shape[2]
+    if T * S <= WHOLE or dropout is not None or jax.default_backend() != "cpu":
+        rows = builtins.max(T, 1)
+    else:
+        rows = builtins.max(_BLOCK, -(-T // _MOST_BLOCKS // 64) * 64)
+    found = []
+    for start in range(0, T, rows) or (0,):
+        stop = min(start + rows, T)
+        queries = np.arange(start, stop) + S - T  # positions among the keys
+        first, last = 0, S
+        if rows < T and window:
+            first = builtins.min(builtins.max(0, int(queries[0]) - window + 1), S - 1)
+        if rows < T and (causal or window):
+            last = builtins.max(first + 1, min(S, int(queries[-1]) + (1 if causal else window)))
+        visible = _visibility(mask, queries, np.arange(first, last), causal, window)
+        part = (q[:, :, start:stop], k[:, :, first:last], v[:, :, first:last])
+        found.append(attend(*part, visible, softcap, dropout, adding=adding))
+    return found[0] if len(found) == 1 else jnp.concatenate(found, 2)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Any,
+    softcap: float = 0.0,
+    dropout: Any = None,
+    *,
+    adding: bool = False,
+) -> Tensor:
+    """:func:`attention` of finite keys and values at once.
+
+    Args:
+        q, k, v: ``[B, H, T, d], [B, K, S, d], [B, K, S, d]``.
+        visible: who sees whom, boolean ``[B or 1, 1, 1, T or 1, S]``, or None.
+        softcap, dropout: as in :func:`attention`.
+        adding: where ``visible`` is known before any tensor, hide keys by adding the lowest number to their
+            scores. The CPU compiler makes one kernel of that, but a hidden score that is too large to represent
+            makes results NaN.
+    """
     B, H, T, d = q.shape
     K, S = k.shape[1], k.shape[2]
+    scale = d**-0.5
+    if q.dtype not in HALVES or scale in _EXACT:
+        q, scale = q * scale, 1.0  # before the product there are fewer numbers
     query = q.reshape(B * K, H // K * T, d)
     key = jnp.swapaxes(k, 2, 3).reshape(B * K, d, S)  # the CPU compiler fuses this orientation best
-    scores = _batched(query, key) * d**-0.5  # (B*K, G*T, S), in float32 at least
+    scores = _batched(query, key)  # (B*K, G*T, S), in float32 at least
+    if scale != 1:
+        scores = scores * scale
     if softcap:
         scores = softcap * jnp.tanh(scores / softcap)
-    weights, total = _exponentials(scores.reshape(B, K, H // K, T, S), visible)
-    if dropout is not None:
-        weights = dropout(weights)
-    out = _batched(weights.reshape(B * K, H // K * T, S).astype(v.dtype), v.reshape(B * K, S, d))
-    return (out.reshape(B, H, T, d) / total.reshape(B, H, T, 1)).astype(q.dtype)
+    if adding and isinstance(visible, np.ndarray) and visible.any(-1).all():
+        hidden = np.tile(~visible[0, 0, 0], (H // K, 1))  # (G*T, S)
+        scores = scores + jnp.where(hidden, jnp.finfo(scores.dtype).min, 0).astype(scores.dtype)
+        visible = None
+    if visible is None and dropout is None:  # a reshape in between would keep the compiler from one kernel
+        weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+        total = weights.sum(-1, keepdims=True)
+    else:
+        weights, total = _exponentials(scores.reshape(B, K, H // K, T, S), visible)
+        if dropout is not None:
+            weights = dropout(weights)
+        weights, total = weights.reshape(scores.shape), total.reshape(*scores.shape[:2], 1)
+    out = _batched(weights.astype(v.dtype), v.reshape(B * K, S, d)) / total
+    return out.reshape(B, H, T, d).astype(q.dtype)
+
+
+_EXACT = frozenset(2.0**-power for power in range(16))
+"""Scales that change no digit of a number in half precision."""
 
 
 def _batched(a: Tensor, b: Tensor) -> Tensor:
@@ -171,7 +248,7 @@ def _batched(a: Tensor, b: Tensor) -> Tensor:
     return lax.dot_general(a, b, axes, precision=PRECISION, preferred_element_type=wide)
 
 
-def _exponentials(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+def _exponentials(scores: Tensor, visible: Any) -> tuple[Tensor, Tensor]:
     """The softmax's numerators ``[B, K, G, T, S]`` and their sums; hidden keys weigh nothing."""
     if visible is not None:
         scores = jnp.where(visible, scores, float(jnp.finfo(scores.dtype).min))
@@ -183,16 +260,25 @@ def _exponentials(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tenso
     return weights, jnp.where(visible.any(-1), weights.sum(-1), 1)
 
 
-def visibility(mask: Tensor | None, T: int, S: int, causal: bool, window: int) -> Tensor | None:
-    """Which key each query may attend: boolean ``[B or 1, 1, 1, T or 1, S]``, or None for all of them."""
-    seen = None if mask is None else mask[:, None, None, None, :]
+def _visibility(mask: Tensor | None, queries: Any, keys: Any, causal: bool, window: int) -> Any:
+    """Which key each query may attend: boolean ``[B or 1, 1, 1, T or 1, S]``, or None for all of them.
+
+    Args:
+        mask: of the whole sequence, ``[B, S]``.
+        queries, keys: their positions.
+        causal, window: as in :func:`attention`.
+
+    Returns:
+        An array of NumPy where no mask is given.
+    """
+    seen = None if mask is None else mask[:, None, None, None, keys[0] : keys[-1] + 1]
     if not causal and not window:
         return seen
-    past = np.arange(T)[:, None] + (S - T) - np.arange(S)  # (T, S)
+    past = queries[:, None] - keys  # (T, S)
     near = past >= 0 if causal else past > -window
     if window:
         near &= past < window
-    near = jnp.asarray(near[None, None, None])
+    near = near[None, None, None]
     return near if seen is None else near & seen
 
 

@@ -150,8 +150,13 @@ def _is_linear(op: Op) -> bool:
 
 
 def _fold_norms(state: _State) -> None:
-    """``(n * g + s) @ W.T + b`` is ``n @ (W * g).T + (b + W @ s)``, for every product that reads a norm."""
+    """``(n * g + s) @ W.T + b`` is ``n @ (W * g).T + (b + W @ s)``, for every product that reads a norm.
+
+    Not where that would cost more than it saves: a shift for products that have none, which is a pass over their
+    result, or another copy of a weight that something else reads as it is, such as a tied table of ids.
+    """
     ops: list[Op | None] = list(state.ops)
+    shared = _read_twice(state)
     for index, op in enumerate(state.ops):
         if op.kind not in ("layer_norm", "rms_norm") or op.weight is None:
             continue
@@ -161,6 +166,9 @@ def _fold_norms(state: _State) -> None:
             continue
         if not all(r is not None and _is_linear(r) and r.inputs[0] == result for r in readers):
             continue
+        linears = [reader for reader in readers if reader is not None]
+        if any(r.weight in shared for r in linears) or (op.bias and not any(r.bias for r in linears)):
+            continue
         for reader in state.readers[result]:
             linear = ops[reader]
             assert linear is not None and linear.weight is not None
@@ -169,6 +177,14 @@ def _fold_norms(state: _State) -> None:
             ops[reader] = replace(linear, weight=weight, bias=bias)
         ops[index] = replace(op, weight=None, bias=None)
     state.replace_all(ops)
+
+
+def _read_twice(state: _State) -> set[Weight]:
+    """The parameters that several operations read."""
+    found = Counter(weight for op in state.ops for weight in (op.weight, op.bias) if weight is not None)
+    for tensor, path in state.parameters.items():
+        found[Parameter(path)] += len(state.readers.get(tensor, ()))
+    return {weight for weight, times in found.items() if times > 1}
 
 
 def _fold_gains(state: _State) -> None:
