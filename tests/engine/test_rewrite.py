@@ -5,6 +5,7 @@ A program is recorded by hand, rewritten, and both forms are evaluated in NumPy 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 from isomorph.backends.reference import primitives as reference
 from isomorph.backends.trace import derived
 from isomorph.backends.trace import primitives as F
-from isomorph.backends.trace.derived import Columns, Joined, Parameter, Rows, Shifted
+from isomorph.backends.trace.derived import Columns, Joined, Parameter, Rows, Scaled, Shifted
+from isomorph.backends.trace.flatten import flattened, split_gelus
 from isomorph.backends.trace.program import Program, TracedTensor
 from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
 
 P = Parameter
+erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 class Recorder:
@@ -125,7 +128,12 @@ def run_op(op: Op, program: Rewritten, weights: dict[str, Any], values: dict[int
     elif op.kind == "linear" and op.weight is not None:
         made = reference.linear(inputs[0], *held)
         if op.activation is not None:
-            made = getattr(reference, op.activation[0])(made, **dict(op.activation[1]))
+            name, told = op.activation
+            made = (
+                made + made * erf(made)
+                if name == "split_gelu"
+                else getattr(reference, name)(made, **dict(told))
+            )
         values[op.outputs[0]] = made if op.residual is None else made + values[op.residual]
     else:
         shapes = {i: TracedTensor(None, i, shape, "") for i, shape in program.shapes.items()}  # type: ignore[arg-type]
@@ -198,9 +206,7 @@ def test_columns_by_hand():
     assert derived.evaluate(Rows(P("b"), P("b")), arithmetic).tolist() == [49.0]
     joined = Joined((P("b"), None, P("s")), (1, 2, 2))
     assert derived.evaluate(joined, arithmetic).tolist() == [7.0, 0.0, 0.0, 1.0, -1.0]
-    assert list(derived.paths(Joined((Shifted(P("b"), Columns(P("w"), P("g")), P("s")), None), (1, 2)))) == [
-        "b", "w", "g", "s",
-    ]  # fmt: skip
+    assert derived.evaluate(Scaled(P("s"), 0.5), arithmetic).tolist() == [0.5, -0.5]
 
 
 @pytest.mark.parametrize(
@@ -530,3 +536,121 @@ def test_rewriting_takes_time_in_proportion():
     recorder = Recorder()
     recorder.program.outputs = {"out": build(recorder)}
     assert len(rewritten(recorder.program).ops) == 20_000
+
+
+# -- for small networks --------------------------------------------------------------------------------
+
+
+def same(build: Callable[[Recorder], Any], change: Callable[[Rewritten], Rewritten]) -> Rewritten:
+    """The rewritten program after a further change, found to compute the same."""
+    recorder = Recorder()
+    made = build(recorder)
+    outputs = made if isinstance(made, tuple) else (made,)
+    recorder.program.outputs = {f"out{i}": tensor for i, tensor in enumerate(outputs)}
+    before = rewritten(recorder.program)
+    after = change(before)
+    rng = np.random.default_rng(1)
+    given = {tensor: rng.standard_normal(before.shapes[tensor]) for tensor in before.inputs.values()}
+    weights = {p: rng.standard_normal(t.shape) for p, t in recorder.program.parameters.items()}
+    results = []
+    for program in (before, after):
+        values = dict(given) | {tensor: weights[path] for tensor, path in program.parameters.items()}
+        for op in program.ops:
+            run_op(op, program, weights, values)
+        assert all(values[t].shape == tuple(program.shapes[t]) for t in values)
+        results.append([values[tensor] for tensor in program.outputs.values()])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+    return after
+
+
+def test_rows_stay_flat_between_products_norms_and_sums():
+    def block(r: Recorder) -> TracedTensor:
+        h = F.relu(r.linear(norm(r), "up", 16))
+        return r.x + F.exp(r.linear(h, "down", 8))
+
+    found = same(block, flattened)
+    assert kinds(found) == ["reshape", "layer_norm", "linear", "linear", "reshape", "exp", "add"]
+    assert [found.shapes[op.outputs[0]] for op in found.ops[:4]] == [(6, 8), (6, 8), (6, 16), (6, 8)]
+
+
+def test_what_is_read_whole_gets_its_shape_back_once():
+    def two(r: Recorder) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
+        y = r.linear(r.x, "a", 8)
+        return y, F.exp(y), F.permute(y, (0, 2, 1))
+
+    assert kinds(same(two, flattened)) == ["reshape", "linear", "reshape", "exp", "permute"]
+
+
+def test_parts_of_rows_are_taken_flat():
+    def gated(r: Recorder) -> TracedTensor:
+        y = r.linear(r.x, "a", 8)
+        return F.narrow(y, 2, 0, 4) * F.silu(F.narrow(y, 2, 4, 8))
+
+    assert kinds(same(gated, flattened)) == [
+        "reshape",
+        "linear",
+        "narrow",
+        "narrow",
+        "silu",
+        "multiply",
+        "reshape",
+    ]
+
+
+def test_sums_with_other_shapes_and_computed_norms_are_left_whole():
+    def mixed(r: Recorder) -> TracedTensor:
+        y = r.linear(r.x, "a", 8) + r.p("positions", 3, 8)
+        return F.layer_norm(y, F.exp(r.p("g", 8)), None, eps=1e-5)
+
+    assert kinds(same(mixed, flattened))[:4] == ["reshape", "linear", "reshape", "add"]
+
+
+def test_one_reshape_stands_for_two():
+    def merged(r: Recorder) -> TracedTensor:
+        split = F.reshape(r.x, (2, 3, 2, 4))
+        return r.linear(F.reshape(split, (2, 3, 8)), "a", 4)
+
+    found = same(merged, flattened)
+    assert kinds(found) == ["reshape", "linear", "reshape"]
+
+
+def test_a_program_of_one_row_or_none_is_flattened_too():
+    def of(*shape: int) -> Callable[[Recorder], TracedTensor]:
+        return lambda r: r.linear(r.input("y", *shape), "a", 4)
+
+    assert kinds(same(of(8), flattened)) == ["linear"]
+    assert kinds(same(of(3, 8), flattened)) == ["linear"]
+    assert kinds(same(of(0, 3, 8), flattened)) == ["reshape", "linear", "reshape"]
+
+
+def gelu_between(r: Recorder, approximate: str = "none") -> TracedTensor:
+    return r.linear(F.gelu(r.linear(r.x, "up", 16), approximate=approximate), "down", 8)
+
+
+def test_a_small_gelu_puts_its_factors_into_the_products():
+    found = same(gelu_between, lambda program: split_gelus(program, lambda op: True))
+    up, down = found.ops
+    factor = math.sqrt(0.5)
+    assert (up.weight, up.bias) == (Scaled(P("up.w"), factor), Scaled(P("up.b"), factor))
+    assert (up.activation, down.weight) == (("split_gelu", ()), Scaled(P("down.w"), factor))
+    assert down.bias == P("down.b")
+
+
+def test_a_gelu_stays_where_it_is_not_exact_or_large_or_read_twice():
+    def twice(r: Recorder) -> tuple[TracedTensor, TracedTensor]:
+        g = F.gelu(r.linear(r.x, "up", 16), approximate="none")
+        return r.linear(g, "down", 8), g
+
+    def small(op: Op) -> bool:
+        return op.weight == P("down.w")
+
+    for build, which in (
+        (lambda r: gelu_between(r, "tanh"), lambda op: True),
+        (gelu_between, small),
+        (gelu_between, lambda op: not small(op)),
+        (twice, lambda op: True),
+    ):
+        found = same(build, lambda program, which=which: split_gelus(program, which))
+        assert all(op.activation is None or op.activation[0] == "gelu" for op in found.ops)
+        assert not any(isinstance(op.weight, Scaled) for op in found.ops)

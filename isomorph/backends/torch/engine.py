@@ -10,6 +10,8 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import prod
+from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from isomorph.backends.torch.weights import unwrap
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.derived import Weight
+from isomorph.backends.trace.flatten import flattened, split_gelus
 from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
 from isomorph.errors import IsomorphError
 
@@ -53,24 +56,42 @@ class Engine:
         self._state = self._derived()
 
     def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
+        state = self._state
+        try:
+            program = None if named else state.ready.get((*map(_shape_and_dtype, inputs),))
+        except (AttributeError, TypeError):  # what is no tensor is refused below
+            program = None
+        if program is None or not state.watch.unchanged() or torch.is_autocast_enabled(state.device_type):
+            tensors, state, program = self._checked(inputs, named)
+            if program is None:
+                return self._by_model(tensors)
+            inputs = (*tensors,)
+        results = self._run(program, state, inputs)
+        if len(results) == 1:
+            return results[0]
+        return dict(zip(self._names, results, strict=True))
+
+    def _checked(
+        self, inputs: Sequence[Tensor], named: Mapping[str, Tensor]
+    ) -> tuple[list[Tensor], State, Program | None]:
+        """The inputs in order, the state they meet, and the program for them; no program where the model serves."""
         tensors = self._contracts.bind(inputs, named)
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 self.network._refuse_type(tensors)
         sizes = self._contracts.check(tensors)
         state = self.current()
-        if state.departure or torch.is_autocast_enabled(state.store.device.type):
-            return self._by_model(tensors)
+        if state.departure or torch.is_autocast_enabled(state.device_type):
+            return tensors, state, None
         for index in self._float_inputs:
             if tensors[index].dtype != state.store.model_dtype:
                 self.network._check_dtype(index, tensors[index])
         program = state.programs.get((*sizes.values(),)) or self._written(state, sizes)
-        if program is None:
-            return self._by_model(tensors)
-        results = self._run(program, state, sizes, tensors)
-        if len(results) == 1:
-            return results[0]
-        return dict(zip(self._names, results, strict=True))
+        if program is not None:
+            if len(state.ready) >= MOST_PROGRAMS:
+                state.ready.clear()
+            state.ready[(*map(_shape_and_dtype, tensors),)] = program
+        return tensors, state, program
 
     def current(self) -> State:
         """What was derived from the model as it is now; prepared anew if it changed since."""
@@ -92,20 +113,19 @@ class Engine:
         found = departure(self.network, self._expected)
         return State(watch, Store(self.network, self._dtype), found)
 
-    def _run(
-        self, program: Program, state: State, sizes: Mapping[str, int], tensors: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
+    def _run(self, program: Program, state: State, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         try:
+            if not (program.summing or torch.is_grad_enabled()):
+                return program.run(*tensors)
             with torch.no_grad():
                 if not program.summing:
                     return program.run(*tensors)
                 sums: list[Tensor] = []
                 results = program.run(sums, *tensors)
                 total = float(torch.stack(sums).sum())
-            if total - total == 0:
-                return results
-            careful = self._written(state, sizes, careful=True)
-            with torch.no_grad():
+                if total - total == 0:
+                    return results
+                careful = self._written(state, self._contracts.check(tensors), careful=True)
                 return results if careful is None else careful.run(*tensors)
         except Exception as error:
             self._tell_where(error, program)
@@ -140,7 +160,7 @@ class Engine:
                 f"isomorph: the prepared model calls the model itself, since {reason}; "
                 "it is faster again when that is undone",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _tell_where(self, error: Exception, program: Program) -> None:
@@ -154,6 +174,8 @@ class Engine:
                 return
             step = step.tb_next
 
+
+_shape_and_dtype = attrgetter("shape", "dtype")
 
 PROGRAM = "<prepared>"
 
@@ -181,12 +203,15 @@ class State:
         store: derived weights.
         departure: what makes the model another than its plan says; then nothing is derived.
         programs: by sizes.
+        ready: the same by the shapes and dtypes of inputs that were found to be right.
         steps: of generation, by sizes.
     """
 
     def __init__(self, watch: Watch, store: Store, departure: str) -> None:
         self.watch, self.store, self.departure = watch, store, departure
+        self.device_type = store.device.type
         self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self.ready: dict[tuple[Any, ...], Program] = {}
         self.steps: OrderedDict[Any, Any] = OrderedDict()
 
     def write(self, program: Rewritten, careful: bool) -> Program:
@@ -197,6 +222,7 @@ class State:
             careful: whether it keeps what is not finite from queries that may not see it, in every attention.
         """
         store = self.store
+        program = eager(program, store)
         summing = not careful and any(map(_hides_positions, program.ops))
         writer = TorchWriter(store, careful=careful)
         with torch.no_grad():
@@ -218,6 +244,27 @@ def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Tensor, ...
     """The function ``run`` of a source. The scope does not name it, so that both go with the last reference."""
     exec(compile(text, PROGRAM, "exec"), scope)
     return scope.pop("run")
+
+
+def eager(program: Rewritten, store: Store) -> Rewritten:
+    """A program as it is best called step by step."""
+    if store.device.type != "cpu":
+        return program
+    flat = flattened(program)
+    return split_gelus(flat, lambda op: _is_tiny(op, flat, store))
+
+
+_TINY = 1 << 16
+"""Numbers of a weight of which another copy is nothing."""
+
+
+def _is_tiny(op: Op, program: Rewritten, store: Store) -> bool:
+    """Whether a product is small and PyTorch's own, in a precision that a factor in its weight does not harm."""
+    sizes = (program.shapes[op.outputs[0]][-1], program.shapes[op.inputs[0]][-1])
+    rows = prod(program.shapes[op.inputs[0]][:-1])
+    if prod(sizes) > _TINY or store.compute_dtype in primitives.HALVES:
+        return False
+    return not kernels.prefers_onednn(rows, sizes, store.compute_dtype, store.device)
 
 
 def _hides_positions(op: Op) -> bool:
@@ -368,8 +415,7 @@ class TorchWriter(Writer):
         self._calls = 0
         self.scope: dict[str, Any] = {
             "P": primitives,
-            "layer_norm": functional.layer_norm,
-            "rms_norm": functional.rms_norm,
+            "layer_norm": torch.layer_norm,
             "linear": functional.linear,
             "addmm": torch.addmm,
             "sdpa": functional.scaled_dot_product_attention,
@@ -473,9 +519,7 @@ class TorchWriter(Writer):
             return f"P.linear({', '.join(map(read, op.inputs))})"
         x = read(op.inputs[0])
         shape = program.shapes[op.inputs[0]]
-        rows = 1
-        for size in shape[:-1]:
-            rows *= size
+        rows = prod(shape[:-1])
         other = None if op.residual is None else read(op.residual)
         if self._store.eight_bits:
             return self._finish(self._by_eight_bits(op, x, program), op, other)
@@ -483,11 +527,13 @@ class TorchWriter(Writer):
         sizes = (program.shapes[op.outputs[0]][-1], shape[-1])
         if kernels.prefers_onednn(rows, sizes, self._store.compute_dtype, self._store.device):
             return self._by_onednn(op, x, rows, bias, other)
-        name = self.name(self._store.tensor(op.weight), "w")
-        if len(shape) == 2 and op.bias is not None:
-            transposed = self.name(self._store.tensor(op.weight).t(), "w")
-            return self._finish(f"addmm({bias}, {x}, {transposed})", op, other)
-        return self._finish(f"linear({x}, {name}, {bias})", op, other)
+        weight = self._store.tensor(op.weight)
+        if len(shape) != 2 or (op.bias is None and other is None):
+            return self._finish(f"linear({x}, {self.name(weight, 'w')}, {bias})", op, other)
+        transposed = self.name(weight.t(), "w")
+        if op.bias is None:
+            return f"addmm({other}, {x}, {transposed})"
+        return self._finish(f"addmm({bias}, {x}, {transposed})", op, other)
 
     def _by_onednn(self, op: Op, x: str, rows: int, bias: str, other: str | None) -> str:
         assert op.weight is not None
@@ -522,11 +568,29 @@ class TorchWriter(Writer):
     def _finish(self, product: str, op: Op, other: str | None) -> str:
         """The activation behind a product, or the tensor added to it."""
         if other is not None:
-            return f"{product} + {other}"
+            return f"{product}.add_({other})"
         if op.activation is None:
             return product
         name, attributes = op.activation
-        return f"P.{name}({product}{keywords(dict(attributes))})"
+        function = _BUILT_IN.get(name)
+        if function is not None:
+            self.scope[name] = function
+        return f"{name if function else f'P.{name}'}({product}{keywords(dict(attributes))})"
+
+
+def split_gelu(u: Tensor) -> Tensor:
+    """See :func:`isomorph.backends.trace.flatten.split_gelus`."""
+    return torch.addcmul(u, u, torch.erf(u))
+
+
+_BUILT_IN = {
+    "split_gelu": split_gelu,
+    "gelu": functional.gelu,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+"""Activations that are one call into PyTorch."""
 
 
 def summed(x: Tensor, sums: list[Tensor]) -> Tensor:

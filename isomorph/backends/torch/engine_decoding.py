@@ -11,7 +11,7 @@ from isomorph.backends.decoding import Layout, run_fixed, symbol_sizes
 from isomorph.backends.engine import compose
 from isomorph.backends.torch.build import KINDS
 from isomorph.backends.torch.decoding import Array, TorchMemory
-from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, defined
+from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, defined, eager
 from isomorph.backends.torch.watching import in_evaluation
 from isomorph.backends.torch.weights import to_numpy
 from isomorph.backends.trace.rewrite import Rewritten
@@ -69,5 +69,5 @@ class EngineDecoder:
     def _made(self, program: Rewritten) -> Function:
         writer = TorchWriter(self.state.store, remembering=True)
         with torch.no_grad():
-            text = compose(program, writer, leading=["M"])
+            text = compose(eager(program, self.state.store), writer, leading=["M"])
         return defined(text, writer.scope)

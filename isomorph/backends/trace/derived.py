@@ -6,7 +6,6 @@ float64 on the way, and again when the model's weights change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,7 +51,15 @@ class Shifted:
     shift: Weight
 
 
-Weight = Parameter | Joined | Columns | Rows | Shifted
+@dataclass(frozen=True)
+class Scaled:
+    """``weight`` times a number."""
+
+    weight: Weight
+    factor: float
+
+
+Weight = Parameter | Joined | Columns | Rows | Shifted | Scaled
 
 
 class Arithmetic(Protocol):
@@ -89,23 +96,7 @@ def evaluate(weight: Weight, arithmetic: Arithmetic) -> Any:
     if isinstance(weight, Rows):
         array, gain = wide(weight.weight), wide(weight.gain)
         return array * (gain[:, None] if array.ndim == 2 else gain)
+    if isinstance(weight, Scaled):
+        return wide(weight.weight) * weight.factor
     product = wide(weight.weight) @ wide(weight.shift)
     return product if weight.bias is None else wide(weight.bias) + product
-
-
-def paths(weight: Weight | None) -> Iterator[str]:
-    """The parameters that an expression reads."""
-    if isinstance(weight, Parameter):
-        yield weight.path
-    elif isinstance(weight, Joined):
-        for part in weight.parts:
-            yield from paths(part)
-    elif isinstance(weight, Columns | Rows):
-        yield from paths(weight.weight)
-        yield from paths(weight.gain)
-    elif isinstance(weight, Shifted):
-        for part in (weight.bias, weight.weight, weight.shift):
-            yield from paths(part)
-
-
-Evaluate = Callable[[Weight], Any]
