@@ -434,6 +434,15 @@ def test_other_layers_of_nnx_are_called_and_that_is_said_once():
             model.norm.epsilon = 1e-5
 
 
+def test_weights_that_a_training_step_donated_are_followed():
+    model, engine = made_nnx()
+    engine(X)
+    state = nnx.state(model)
+    step = jax.jit(lambda state: jax.tree.map(lambda p: p * 2, state), donate_argnums=0)
+    nnx.update(model, step(state))  # the arrays that the engine was derived from are gone
+    np.testing.assert_allclose(np.asarray(engine(X)), np.asarray(model(X)), atol=2e-4)
+
+
 def test_a_compiled_function_keeps_the_weights_that_it_was_traced_with():
     model, engine = made_nnx()
     compiled = jax.jit(lambda x: engine(x))

@@ -379,6 +379,20 @@ def test_nothing_leaks_inside_somebody_elses_compiled_function(quick):
     np.testing.assert_allclose(found[:, :2], 2 * clean[:, :2], atol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("called_before", [True, False])
+def test_arrays_that_are_there_count_inside_somebody_elses_compiled_function(causal, called_before, quick):
+    plan = iso.resolve(f"attention(2, causal={causal})", input=("B", "T", 8))
+    model = iso.nnx.build(plan, order_one_weights(plan))
+    engine = iso.prepare(model)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 8)), jnp.float32)
+    if called_before:
+        engine(x)
+    found = jax.jit(lambda y: engine(x) + y)(jnp.ones(()))
+    np.testing.assert_allclose(found, 1 + np.asarray(model(x)), atol=1e-5)
+    np.testing.assert_allclose(jax.grad(lambda y: (engine(x) * y).sum())(1.0), model(x).sum(), rtol=1e-4)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------
 
 

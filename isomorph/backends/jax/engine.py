@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from operator import is_
+from operator import attrgetter, is_
 from threading import Lock
 from typing import Any, Protocol
 
@@ -34,8 +34,13 @@ from isomorph.backends.trace.steps import fixed_program, rows_at, step_programs
 from isomorph.plan import Plan
 
 Tensor = jax.Array
+MOST_SHAPES = 64
+"""How many shapes and dtypes of inputs are remembered as right."""
 SHARED = 32
 """How many plans keep their compiled functions when the last engine of theirs is gone."""
+
+
+_facts = attrgetter("__class__", "shape", "dtype")
 
 
 class Source(Protocol):
@@ -92,35 +97,64 @@ class Engine:
             self._state = self._derived()
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
+        state = self._state
+        try:
+            known = not named and (*map(_facts, inputs),) in state.ready
+        except (AttributeError, TypeError):  # what is no array is refused below
+            known = False
+        results = self._begun(state, inputs) if known else None
+        if results is None:
+            results = self._checked(inputs, named)
+        if not isinstance(results, tuple):
+            return results
+        if len(results) == 1:
+            return results[0]
+        return dict(zip(self._names, results, strict=True))
+
+    def _begun(self, state: State, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """The results of inputs like some that were right, or None if the model changed.
+
+        The model is looked at while the results are being computed.
+        """
+        try:
+            begun = state.functions.fast(state.weights, tensors)
+        except Exception:  # weights that somebody donated, or somebody else's function under way: once more
+            return None
+        return self._finished(state, tensors, begun) if state.holds(self.source.marks()) else None
+
+    def _checked(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """The results as a tuple, or what the model itself gives."""
         tensors = self._contracts.bind(inputs, named)
-        traced = False
         for index, tensor in enumerate(tensors):
             if isinstance(tensor, np.ndarray):
                 tensors[index] = jnp.asarray(tensor)
             elif not isinstance(tensor, Tensor):
                 self.prepared.ready(tensors, {}, None)  # says which input is none
-            traced = traced or isinstance(tensor, Tracer)
-        sizes = self._contracts.check(tensors)
+        self._contracts.check(tensors)
         state = self.current()
         if state.departure:
             return self.source.call(tensors)
         for index in self._float_inputs:
             if tensors[index].dtype != state.dtype:
                 self.prepared.ready(tensors, {}, state.dtype)  # says which input has another
-        results = (
-            state.functions.careful(state.weights, tensors) if traced else self._run(state, sizes, tensors)
-        )
-        if len(results) == 1:
-            return results[0]
-        return dict(zip(self._names, results, strict=True))
+        given = (*tensors,)
+        if any(isinstance(tensor, Tracer) for tensor in given):
+            return state.functions.careful(state.weights, given)
+        with jax.ensure_compile_time_eval():  # numbers, also inside somebody else's function
+            results = self._finished(state, given, state.functions.fast(state.weights, given))
+        if len(state.ready) >= MOST_SHAPES:
+            state.ready.clear()
+        state.ready.add((*map(_facts, given),))
+        return results
 
-    def _run(self, state: State, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        functions = state.functions
+    def _finished(
+        self, state: State, tensors: tuple[Tensor, ...], begun: tuple[tuple[Tensor, ...], Tensor | None]
+    ) -> tuple[Tensor, ...]:
+        functions, (results, total) = state.functions, begun
         for index, rows in functions.tables:
             primitives.check_ids(tensors[index], rows)
-        results, total = functions.fast(state.weights, tensors)
-        if total is not None and not np.isfinite(total):  # a NaN may have reached who must not see it
-            return functions.careful(state.weights, tensors)
+        if total is not None and not np.isfinite(total):
+            return functions.careful(state.weights, tensors)  # a NaN may have reached who must not see it
         return results
 
     def current(self) -> State:
@@ -175,6 +209,7 @@ class State:
         dtype: the model's.
         functions: the compiled functions of its plan.
         weights: the derived weights in the order of ``functions.keys``.
+        ready: classes, shapes and dtypes of inputs that were found to be right.
     """
 
     functions: Functions
@@ -185,6 +220,7 @@ class State:
     ) -> None:
         self._marks, self.departure, self.dtype, self._narrow = marks, departure, dtype, narrow
         self._arrays: dict[tuple[Weight, bool], Tensor] = {}
+        self.ready: set[tuple[Any, ...]] = set()
         if functions is not None:
             self.functions = functions
 
