@@ -111,6 +111,12 @@ class NumPy:
     def wide(self, array: Any) -> Any:
         return array.astype(np.float64)
 
+    def times(self, array: Any, factor: Any) -> Any:
+        return array * factor
+
+    def apply(self, matrix: Any, vector: Any) -> Any:
+        return matrix @ vector
+
 
 def run_op(op: Op, program: Rewritten, weights: dict[str, Any], values: dict[int, Any]) -> None:
     """One operation of a rewritten program."""
@@ -512,11 +518,21 @@ def test_a_block_becomes_seven_steps():
     assert found.parameters == {}
 
 
-def test_norms_may_stay():
+def test_weights_that_are_too_large_stay_as_they_are():
+    def build(r: Recorder) -> tuple[TracedTensor, TracedTensor]:
+        n = norm(r)
+        return r.linear(n, "a", 4) * r.p("gain", 4), r.linear(n, "b", 4)
+
     recorder = Recorder()
-    recorder.program.outputs = {"out": recorder.linear(norm(recorder), "a", 4)}
-    first, second = rewritten(recorder.program, fold_norms=False).ops
-    assert (first.weight, second.weight) == (P("g"), P("a.w"))
+    recorder.program.outputs = dict(zip("ab", build(recorder), strict=True))
+    joined = rewritten(recorder.program, largest=64)  # 2 x (4 x 8) numbers
+    assert kinds(joined) == ["layer_norm", "linear", "narrow", "narrow"]
+    folded = rewritten(recorder.program, largest=63)  # the gain alone moves
+    assert [op.weight for op in folded.ops] == [P("g"), Rows(P("a.w"), P("gain")), P("b.w")]
+    plain = rewritten(recorder.program, largest=31)
+    assert [(op.kind, op.weight) for op in plain.ops] == [
+        ("layer_norm", P("g")), ("linear", P("a.w")), ("multiply", None), ("linear", P("b.w")),
+    ]  # fmt: skip
 
 
 def test_a_network_of_nothing():

@@ -272,7 +272,7 @@ def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mappin
     """A decoder of a prepared model."""
     if model.departure:
         return model.source.decoding.start(model.source.model, layout, capacity, pads, inputs)
-    compiled, weights = model.steps(layout)
+    compiled, weights = model.steps(layout, len(pads))
     return decoder(compiled, weights, capacity, pads, inputs)
 
 

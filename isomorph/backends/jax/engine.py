@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
+from math import inf, prod
 from operator import attrgetter, is_
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -20,7 +22,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.core import Tracer
 
-from isomorph.backends.contract import DTYPE_KINDS, InputContracts
+from isomorph.backends.contract import DTYPE_KINDS
 from isomorph.backends.decoding import Layout, symbol_sizes
 from isomorph.backends.engine import Read, Writer, compose, keywords, shape_text, tables_read
 from isomorph.backends.jax import primitives
@@ -31,16 +33,24 @@ from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.derived import Weight
 from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
 from isomorph.backends.trace.steps import fixed_program, rows_at, step_programs
-from isomorph.plan import Plan
 
 Tensor = jax.Array
 MOST_SHAPES = 64
 """How many shapes and dtypes of inputs are remembered as right."""
+LARGEST = 1 << 18
+"""Numbers of a weight up to which it is joined with others: among larger products the compiler loses no time."""
 SHARED = 32
 """How many plans keep their compiled functions when the last engine of theirs is gone."""
 
 
 _facts = attrgetter("__class__", "shape", "dtype")
+
+
+class Held(NamedTuple):
+    """A parameter as a model holds it: an array, and whether it is the transpose of the plan's."""
+
+    array: Tensor
+    transposed: bool
 
 
 class Source(Protocol):
@@ -62,8 +72,8 @@ class Source(Protocol):
         """Objects that the model holds: another one in a place tells that the model changed."""
         ...
 
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The parameters by plan path, in plan layout, as the model has them now."""
+    def parameters(self) -> Mapping[str, Held]:
+        """The parameters by plan path as the model has them now."""
         ...
 
     def call(self, tensors: Sequence[Any]) -> Any:
@@ -117,8 +127,10 @@ class Engine:
         The model is looked at while the results are being computed.
         """
         try:
-            begun = state.functions.fast(state.weights, tensors)
-        except Exception:  # weights that somebody donated, or somebody else's function under way: once more
+            begun = _numbers(state.functions.fast, state.weights, tensors)
+        except RuntimeError:  # such as weights that somebody donated
+            if state.holds(self.source.marks()):
+                raise
             return None
         return self._finished(state, tensors, begun) if state.holds(self.source.marks()) else None
 
@@ -140,8 +152,7 @@ class Engine:
         given = (*tensors,)
         if any(isinstance(tensor, Tracer) for tensor in given):
             return state.functions.careful(state.weights, given)
-        with jax.ensure_compile_time_eval():  # numbers, also inside somebody else's function
-            results = self._finished(state, given, state.functions.fast(state.weights, given))
+        results = self._finished(state, given, _numbers(state.functions.fast, state.weights, given))
         if len(state.ready) >= MOST_SHAPES:
             state.ready.clear()
         state.ready.add((*map(_facts, given),))
@@ -177,10 +188,10 @@ class Engine:
             )
         return state
 
-    def steps(self, layout: Layout) -> tuple[EngineSteps, tuple[Tensor, ...]]:
-        """The compiled steps of generation, and their weights."""
+    def steps(self, layout: Layout, rows: int) -> tuple[EngineSteps, tuple[Tensor, ...]]:
+        """The compiled steps of generation for so many rows, and their weights."""
         state = self.current()
-        steps = state.functions.steps(layout)
+        steps = state.functions.steps(layout, single=rows == 1)
         return steps, state.arrays_of(steps.keys, self.source)
 
     @property
@@ -193,12 +204,24 @@ class Engine:
         if found:
             return State(marks, found, np.dtype(np.float32), None, None)
         parameters = self.source.parameters()
-        dtype = np.dtype(next(iter(parameters.values())).dtype if parameters else jnp.dtype(self.plan.dtype))
+        dtype = np.dtype(
+            next(iter(parameters.values())).array.dtype if parameters else jnp.dtype(self.plan.dtype)
+        )
         narrow = None if self._dtype is None or jnp.dtype(self._dtype) == dtype else jnp.dtype(self._dtype)
         functions = functions_of(self.prepared, dtype, narrow)
         state = State(marks, "", dtype, narrow, functions)
         state.weights = state.arrays_of(functions.keys, self.source)
         return state
+
+
+def _numbers(function: Any, weights: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
+    """What a compiled function gives, as numbers also where somebody else's function is being traced."""
+    with suppress(ValueError):  # options of the compiler are not for a function inside another one
+        found = function(weights, tensors)
+        if not isinstance(found[0][0], Tracer):
+            return found
+    with jax.ensure_compile_time_eval():
+        return function(weights, tensors)
 
 
 class State:
@@ -219,7 +242,7 @@ class State:
         self, marks: Sequence[Any], departure: str, dtype: Any, narrow: Any, functions: Functions | None
     ) -> None:
         self._marks, self.departure, self.dtype, self._narrow = marks, departure, dtype, narrow
-        self._arrays: dict[tuple[Weight, bool], Tensor] = {}
+        self._arrays: dict[tuple[Kept, bool], Tensor] = {}
         self.ready: set[tuple[Any, ...]] = set()
         if functions is not None:
             self.functions = functions
@@ -228,17 +251,25 @@ class State:
         """Whether the model still holds what it held."""
         return len(marks) == len(self._marks) and all(map(is_, marks, self._marks))
 
-    def arrays_of(self, keys: Mapping[Weight, bool], source: Source) -> tuple[Tensor, ...]:
-        """The values of expressions, each computed once; a product's in the narrow dtype."""
-        missing = [
-            (weight, narrow) for weight, narrow in keys.items() if (weight, narrow) not in self._arrays
-        ]
+    def arrays_of(self, keys: Mapping[Kept, bool], source: Source) -> tuple[Tensor, ...]:
+        """The arrays behind keys, each computed once; a product's in the narrow dtype."""
+        missing = [entry for entry in keys.items() if entry not in self._arrays]
         if missing:
-            arithmetic = _Arithmetic(source.parameters())
-            for weight, narrow in missing:
+            parameters = source.parameters()
+            for kept, narrow in missing:
                 dtype = self.dtype if self._narrow is None or not narrow else self._narrow
-                self._arrays[weight, narrow] = jnp.asarray(derived.evaluate(weight, arithmetic), dtype)
+                self._arrays[kept, narrow] = _made(kept, parameters, dtype)
         return tuple(self._arrays[entry] for entry in keys.items())
+
+
+class Kept(NamedTuple):
+    """A derived weight as an engine keeps it: ``[O, I]``, or ``[I, O]`` with ``inputs_first``.
+
+    The compiler multiplies one row faster by the former and several rows by the latter.
+    """
+
+    weight: Weight
+    inputs_first: bool
 
 
 class Functions:
@@ -253,22 +284,27 @@ class Functions:
         careful: the outputs alone, where nothing is let through.
     """
 
-    def __init__(self, plan: Plan, dtype: Any, narrow: Any) -> None:
-        self._plan, self._dtype, self._narrow = plan, dtype, narrow
-        self._contracts = InputContracts(plan, KINDS)
-        self.keys: dict[Weight, bool] = {}
-        program = rewritten(trace(plan))
-        collect(program, self.keys)
+    def __init__(self, prepared: PreparedPlan, dtype: Any, narrow: Any) -> None:
+        self._plan, self._dtype, self._narrow = prepared.plan, dtype, narrow
+        self._contracts, self._places = prepared.contracts, prepared.places
+        self.keys: dict[Kept, bool] = {}
+        program = rewritten(trace(self._plan), largest=LARGEST)
+        collect(program, self.keys, self._inputs_first)
         self.tables = tables_read(program)
         self.fast = jax.jit(self._fast, compiler_options=dict(_options()))
         self.careful = jax.jit(self._careful)  # it may stand inside somebody else's compiled function
-        self._steps: EngineSteps | None = None
+        self._steps: dict[bool, EngineSteps] = {}
 
-    def steps(self, layout: Layout) -> EngineSteps:
-        """The compiled steps of generation."""
-        if self._steps is None:
-            self._steps = EngineSteps(layout, self._dtype, self._narrow is not None)
-        return self._steps
+    def steps(self, layout: Layout, *, single: bool) -> EngineSteps:
+        """The compiled steps of generation, for one row or for several."""
+        if single not in self._steps:
+            first, largest = ((lambda _: False), inf) if single else (self._inputs_first, LARGEST)
+            self._steps[single] = EngineSteps(layout, self._dtype, self._narrow is not None, first, largest)
+        return self._steps[single]
+
+    def _inputs_first(self, weight: Weight) -> bool:
+        """How a product's weight is kept: a lone parameter as the model holds it, so that memory is shared."""
+        return not isinstance(weight, derived.Parameter) or self._places[weight.path].transposed
 
     def _fast(
         self, weights: Sequence[Tensor], tensors: Sequence[Tensor]
@@ -283,7 +319,7 @@ class Functions:
     def _composed(
         self, weights: Sequence[Tensor], tensors: Sequence[Tensor], sums: list[Tensor] | None
     ) -> tuple[Tensor, ...]:
-        program = rewritten(trace(self._plan, self._contracts.check(tensors)))
+        program = rewritten(trace(self._plan, self._contracts.check(tensors)), largest=LARGEST)
         writer = JaxWriter(self.keys, weights, self._dtype, self._narrow is not None, sums=sums)
         return defined(compose(program, writer), writer.scope)(*tensors)
 
@@ -291,7 +327,7 @@ class Functions:
 @lru_cache(maxsize=SHARED)
 def functions_of(prepared: PreparedPlan, dtype: Any, narrow: Any) -> Functions:
     """The functions of a plan or of one equal to it."""
-    return Functions(prepared.plan, dtype, narrow)
+    return Functions(prepared, dtype, narrow)
 
 
 def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
@@ -300,40 +336,82 @@ def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Tensor, ...
     return scope.pop("run")
 
 
-def collect(program: Rewritten, keys: dict[Weight, bool]) -> None:
+def collect(program: Rewritten, keys: dict[Kept, bool], inputs_first: Callable[[Weight], bool]) -> None:
     """Add every derived weight that a program reads, and whether products alone read it.
 
     They are the same at all sizes.
     """
     for op in program.ops:
-        for weight in (op.weight, op.bias):
-            if weight is not None:
-                keys.setdefault(weight, op.kind == "linear" and weight is op.weight)
+        if op.weight is not None:
+            product = op.kind == "linear"
+            keys.setdefault(Kept(op.weight, product and inputs_first(op.weight)), product)
+        if op.bias is not None:
+            keys.setdefault(Kept(op.bias, False), False)
     for tensor, path in program.parameters.items():
         readers = {op.kind for op in program.ops if tensor in op.reads}
-        weight = derived.Parameter(path)
-        keys[weight] = keys.get(weight, True) and readers == {"embedding"}  # whose rows are widened again
+        kept = Kept(derived.Parameter(path), False)
+        keys[kept] = keys.get(kept, True) and readers == {"embedding"}  # whose rows are widened again
+
+
+_PIECE = 1 << 16
+"""Numbers of a derived weight that are computed at once: their float64 fits into a cache."""
+
+
+def _made(kept: Kept, parameters: Mapping[str, Held], dtype: Any) -> Tensor:
+    """The array of a key; a lone parameter that is held like this shares the model's memory."""
+    weight, inputs_first = kept
+    if isinstance(weight, derived.Parameter):
+        array, transposed = parameters[weight.path]
+        return jnp.asarray(array if transposed == inputs_first else array.T, dtype)
+    arithmetic = _Arithmetic(parameters)
+    shape = derived.shape(weight, arithmetic)
+    made = _aligned(shape[::-1] if inputs_first else shape, np.dtype(dtype))
+    by_rows = made.T if inputs_first else made
+    rows = max(1, _PIECE // max(1, prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        part = slice(start, min(start + rows, shape[0]))
+        by_rows[part] = derived.evaluate(weight, arithmetic, part)
+    return jax.device_put(made)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array whose memory JAX takes over as it is."""
+    size = prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+_ALIGNMENT = 64
 
 
 class _Arithmetic:
     """Derived weights in NumPy, which has float64 whatever JAX is set to."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Held]) -> None:
         self._parameters = parameters
 
     def parameter(self, path: str) -> Any:
-        return self._parameters[path]
+        array, transposed = self._parameters[path]
+        found = np.asarray(array)
+        return found.T if transposed else found
 
     def wide(self, array: Any) -> Any:
-        return np.asarray(array).astype(np.float64)
+        return array.astype(np.float64)
+
+    def times(self, array: Any, factor: Any) -> Any:
+        found = self.wide(array)
+        found *= factor
+        return found
+
+    def apply(self, matrix: Any, vector: Any) -> Any:
+        return self.wide(matrix) @ vector
 
     def zeros(self, size: int) -> Any:
         return np.zeros(size)
 
     def join(self, arrays: list[Any]) -> Any:
-        if all(isinstance(array, Tensor) for array in arrays):
-            return jnp.concatenate(arrays)
-        return np.concatenate([self.wide(array) for array in arrays])
+        return np.concatenate(arrays)
 
 
 @cache
@@ -366,7 +444,7 @@ class JaxWriter(Writer):
 
     def __init__(
         self,
-        keys: Mapping[Weight, bool],
+        keys: Mapping[Kept, bool],
         weights: Sequence[Tensor],
         dtype: Any,
         narrow: bool,
@@ -374,7 +452,7 @@ class JaxWriter(Writer):
         sums: list[Tensor] | None = None,
         remembering: bool = False,
     ) -> None:
-        self._places = {weight: place for place, weight in enumerate(keys)}
+        self._places = {kept: place for place, kept in enumerate(keys)}
         self._dtype, self._remembering, self._summing = dtype, remembering, sums is not None
         self._calls = 0
         self.scope: dict[str, Any] = {
@@ -387,7 +465,7 @@ class JaxWriter(Writer):
         return self._weight(derived.Parameter(path))
 
     def _weight(self, weight: Weight | None) -> str:
-        return "None" if weight is None else f"W[{self._places[weight]}]"
+        return "None" if weight is None else f"W[{self._places[Kept(weight, False)]}]"
 
     def _embedding(self, op: Op, read: Read, program: Rewritten) -> str:
         return f"P.embedding({', '.join(map(read, op.inputs))}).astype({self._dtype.name!r})"
@@ -443,7 +521,9 @@ class JaxWriter(Writer):
     def _linear(self, op: Op, read: Read, program: Rewritten) -> str:
         if op.weight is None:
             return f"P.linear({', '.join(map(read, op.inputs))})"
-        text = f"product({read(op.inputs[0])}, {self._weight(op.weight)}, {self._weight(op.bias)})"
+        place = self._places.get(Kept(op.weight, True))
+        weight, axis = (self._weight(op.weight), 1) if place is None else (f"W[{place}]", 0)
+        text = f"product({read(op.inputs[0])}, {weight}, {self._weight(op.bias)}, {axis})"
         if op.activation is not None:
             name, attributes = op.activation
             return f"P.{name}({text}{keywords(dict(attributes))})"
@@ -456,9 +536,12 @@ def summed(x: Tensor, sums: list[Tensor]) -> Tensor:
     return x
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x @ weight.T + bias``; a narrow weight makes the product narrow, and the result is as wide as ``x``."""
-    axes = (((x.ndim - 1,), (1,)), ((), ()))
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, axis: int) -> Tensor:
+    """``x`` times a weight along its ``axis``, plus a bias.
+
+    A narrow weight makes the product narrow, and the result is as wide as ``x``.
+    """
+    axes = (((x.ndim - 1,), (axis,)), ((), ()))
     if weight.dtype == x.dtype:
         out = lax.dot_general(x, weight, axes, precision=primitives.PRECISION)
     else:
@@ -491,17 +574,25 @@ def attend_narrow(q: Tensor, k: Tensor, v: Tensor, **told: Any) -> Tensor:
 class EngineSteps(CompiledSteps):
     """Steps of generation from a prepared model's weights."""
 
-    def __init__(self, layout: Layout, dtype: Any, narrow: bool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        dtype: Any,
+        narrow: bool,
+        inputs_first: Callable[[Weight], bool],
+        largest: float,
+    ) -> None:
         super().__init__(layout, dict(_options()))
-        self.keys: dict[Weight, bool] = {}
+        self._largest = largest
+        self.keys: dict[Kept, bool] = {}
         self._dtype, self._narrow = dtype, narrow
         for length in (1, 2):  # whatever the length, these are all the weights
-            programs = step_programs(layout, rows_at(layout, {}), length, {}, padded=True)
-            collect(programs.mixing, self.keys)
-            collect(programs.scoring, self.keys)
+            programs = step_programs(layout, rows_at(layout, {}), length, {}, padded=True, largest=largest)
+            collect(programs.mixing, self.keys, inputs_first)
+            collect(programs.scoring, self.keys, inputs_first)
         inputs = [layout.plan.inputs[index][1] for index in layout.others]
         made = [output for node in layout.fixed for output in node.outputs]
-        collect(fixed_program(layout, {}, inputs, made), self.keys)
+        collect(fixed_program(layout, {}, inputs, made), self.keys, inputs_first)
 
     def _fixed(self, parameters: Any, inputs: Mapping[int, Tensor]) -> dict[int, Tensor]:
         layout = self.layout
@@ -517,7 +608,7 @@ class EngineSteps(CompiledSteps):
         rows, length = ids.shape
         inputs = {v: fixed[v] for _, v in self.layout.plan.inputs if v in fixed}
         sizes = symbol_sizes(self.layout, inputs, KINDS)
-        programs = step_programs(self.layout, rows, length, sizes, padded=True)
+        programs = step_programs(self.layout, rows, length, sizes, padded=True, largest=self._largest)
         before, after = programs.fixed
         kept = self._run(programs.mixing, parameters, memory, [ids, *[fixed[v] for v in before]])
         if not wanted:

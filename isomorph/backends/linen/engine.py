@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from isomorph.backends.jax.engine import Engine
+from isomorph.backends.jax.engine import Engine, Held
 from isomorph.backends.linen import decoding
 from isomorph.errors import IsomorphError
 
 if TYPE_CHECKING:
-    import jax
     from flax import linen as nn
 
 
@@ -33,13 +32,13 @@ class LinenSource:
     def look(self) -> tuple[list[Any], str]:
         return [], ""
 
-    def parameters(self) -> Mapping[str, jax.Array]:
-        return {path: self._array(path) for path in self._places}
+    def parameters(self) -> Mapping[str, Held]:
+        return {path: self._held(path) for path in self._places}
 
-    def _array(self, path: str) -> jax.Array:
+    def _held(self, path: str) -> Held:
         place = self._places[path]
         array: Any = reduce(lambda tree, key: tree[key], place.path, self._variables)
-        return array.T if place.transposed else array
+        return Held(array, place.transposed)
 
     def call(self, tensors: Sequence[Any]) -> Any:
         return self.model(*tensors)

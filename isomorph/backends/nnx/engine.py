@@ -15,7 +15,7 @@ from flax import nnx
 from jax import lax
 from jax.core import Tracer
 
-from isomorph.backends.jax.engine import Engine
+from isomorph.backends.jax.engine import Engine, Held
 from isomorph.backends.jax.layers import inside, native
 from isomorph.backends.nnx import decoding
 from isomorph.backends.nnx.build import Network
@@ -117,11 +117,10 @@ class NnxSource:
                 return f"{path} lies on several devices"
         return "its parameters have several dtypes" if len({array.dtype for array in arrays}) > 1 else ""
 
-    def parameters(self) -> Mapping[str, jax.Array]:
+    def parameters(self) -> Mapping[str, Held]:
         places = self.model._prepared.places
         return {
-            path: variable[...].T if places[path].transposed else variable[...]
-            for path, variable in self._variables.items()
+            path: Held(variable[...], places[path].transposed) for path, variable in self._variables.items()
         }
 
     def call(self, tensors: Sequence[Any]) -> Any:

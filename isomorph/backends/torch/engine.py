@@ -390,6 +390,12 @@ class Store:
     def wide(self, array: Tensor) -> Tensor:
         return array.to("cpu", torch.float64) if self.device.type == "mps" else array.double()
 
+    def times(self, array: Tensor, factor: Any) -> Tensor:
+        return self.wide(array) * factor
+
+    def apply(self, matrix: Tensor, vector: Tensor) -> Tensor:
+        return self.wide(matrix) @ vector
+
     def zeros(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=self.compute_dtype, device=self.device)
 

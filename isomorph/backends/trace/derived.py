@@ -73,30 +73,67 @@ class Arithmetic(Protocol):
         """In float64."""
         ...
 
+    def times(self, array: Any, factor: Any) -> Any:
+        """An array times a wide one, or times a number, in float64."""
+        ...
+
+    def apply(self, matrix: Any, vector: Any) -> Any:
+        """A matrix times a wide vector, in float64."""
+        ...
+
     def zeros(self, size: int) -> Any: ...
 
     def join(self, arrays: list[Any]) -> Any: ...
 
 
-def evaluate(weight: Weight, arithmetic: Arithmetic) -> Any:
-    """The array that an expression stands for; a lone parameter is given as it is."""
+def evaluate(weight: Weight, arithmetic: Arithmetic, rows: slice | None = None) -> Any:
+    """The array that an expression stands for; a lone parameter is given as it is.
+
+    Args:
+        weight: the expression.
+        arithmetic: the framework's.
+        rows: which part of the first axis, all of it by default. Parts of a large weight need less memory than
+            the whole does.
+    """
+
+    def wide(part: Weight, rows: slice | None = None) -> Any:
+        return arithmetic.wide(evaluate(part, arithmetic, rows))
+
     if isinstance(weight, Parameter):
-        return arithmetic.parameter(weight.path)
+        array = arithmetic.parameter(weight.path)
+        return array if rows is None else array[rows]
     if isinstance(weight, Joined):
-        parts = zip(weight.parts, weight.sizes, strict=True)
-        return arithmetic.join(
-            [arithmetic.zeros(size) if part is None else evaluate(part, arithmetic) for part, size in parts]
-        )
-
-    def wide(part: Weight) -> Any:
-        return arithmetic.wide(evaluate(part, arithmetic))
-
+        return arithmetic.join(_parts(weight, arithmetic, rows))
     if isinstance(weight, Columns):
-        return wide(weight.weight) * (wide(weight.gain) + weight.offset)
+        return arithmetic.times(evaluate(weight.weight, arithmetic, rows), wide(weight.gain) + weight.offset)
     if isinstance(weight, Rows):
-        array, gain = wide(weight.weight), wide(weight.gain)
-        return array * (gain[:, None] if array.ndim == 2 else gain)
+        array, gain = evaluate(weight.weight, arithmetic, rows), wide(weight.gain, rows)
+        return arithmetic.times(array, gain[:, None] if array.ndim == 2 else gain)
     if isinstance(weight, Scaled):
-        return wide(weight.weight) * weight.factor
-    product = wide(weight.weight) @ wide(weight.shift)
-    return product if weight.bias is None else wide(weight.bias) + product
+        return arithmetic.times(evaluate(weight.weight, arithmetic, rows), weight.factor)
+    product = arithmetic.apply(evaluate(weight.weight, arithmetic, rows), wide(weight.shift))
+    return product if weight.bias is None else wide(weight.bias, rows) + product
+
+
+def _parts(joined: Joined, arithmetic: Arithmetic, rows: slice | None) -> list[Any]:
+    start, found = 0, []
+    for part, size in zip(joined.parts, joined.sizes, strict=True):
+        inside = slice(0, size)
+        if rows is not None:
+            inside = slice(max(rows.start - start, 0), min(rows.stop - start, size))
+        start += size
+        length = inside.stop - inside.start
+        if length > 0 or rows is None:
+            found.append(arithmetic.zeros(length) if part is None else evaluate(part, arithmetic, inside))
+    return found
+
+
+def shape(weight: Weight, arithmetic: Arithmetic) -> tuple[int, ...]:
+    """The shape that :func:`evaluate` gives."""
+    if isinstance(weight, Parameter):
+        return tuple(arithmetic.parameter(weight.path).shape)
+    if isinstance(weight, Joined):
+        parts = [part for part in weight.parts if part is not None]
+        return (sum(weight.sizes), *shape(parts[0], arithmetic)[1:])
+    inner = shape(weight.weight, arithmetic)
+    return inner[:1] if isinstance(weight, Shifted) else inner

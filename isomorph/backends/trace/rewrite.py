@@ -7,8 +7,9 @@ reads its result, and at nothing else. :func:`rewritten` applies all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from isomorph.backends.trace.derived import Columns, Joined, Parameter, Rows, Shifted, Weight
@@ -67,16 +68,15 @@ class Rewritten:
     outputs: Mapping[str, int]
 
 
-def rewritten(program: Program, *, fold_norms: bool = True) -> Rewritten:
+def rewritten(program: Program, *, largest: float = inf) -> Rewritten:
     """All rewrites, in the order in which they make room for each other.
 
     Args:
         program: a trace.
-        fold_norms: whether a norm's gain and shift move into the products that read it.
+        largest: how many numbers a weight may have to be made anew from others; larger ones stay as they are.
     """
-    state = _State(program)
-    if fold_norms:
-        _fold_norms(state)
+    state = _State(program, largest)
+    _fold_norms(state)
     _fold_gains(state)
     _join_parallel(state)
     _join_heads(state)
@@ -88,8 +88,8 @@ def rewritten(program: Program, *, fold_norms: bool = True) -> Rewritten:
 class _State:
     """Operations under change, and who reads what."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, largest: float) -> None:
+        self.program, self.largest = program, largest
         self.parameters = {tensor.id: path for path, tensor in program.parameters.items()}
         self.shapes = {tensor.id: tensor.shape for tensor in program.tensors}
         self.dtypes = {tensor.id: tensor.dtype for tensor in program.tensors}
@@ -122,6 +122,11 @@ class _State:
         """The index of the one operation that reads a tensor, or None."""
         found = self.readers.get(tensor, [])
         return found[0] if len(found) == 1 and not self.published[tensor] else None
+
+    def may_derive(self, linears: Iterable[Op]) -> bool:
+        """Whether a weight as large as those of products together may be made."""
+        numbers = sum(self.shapes[op.outputs[0]][-1] * self.shapes[op.inputs[0]][-1] for op in linears)
+        return numbers <= self.largest
 
     def tensor(self, shape: Shape, dtype: str) -> int:
         made = len(self.shapes)
@@ -169,6 +174,8 @@ def _fold_norms(state: _State) -> None:
         linears = [reader for reader in readers if reader is not None]
         if any(r.weight in shared for r in linears) or (op.bias and not any(r.bias for r in linears)):
             continue
+        if not state.may_derive(linears):
+            continue
         for reader in state.readers[result]:
             linear = ops[reader]
             assert linear is not None and linear.weight is not None
@@ -201,6 +208,8 @@ def _fold_gains(state: _State) -> None:
         linear = None if maker is None else ops[maker]
         if linear is None or not _is_linear(linear) or state.shapes[gain] != state.shapes[product][-1:]:
             continue
+        if not state.may_derive([linear]):
+            continue
         assert maker is not None and linear.weight is not None
         scale = Parameter(state.parameters[gain])
         ops[maker] = None
@@ -223,7 +232,7 @@ def _join_parallel(state: _State) -> None:
     dropped: set[int] = set()
     for x, members in groups.items():
         linears = [state.ops[index] for index in members]
-        if len(members) < 2:
+        if len(members) < 2 or not state.may_derive(linears):
             continue
         sizes = tuple(state.shapes[op.outputs[0]][-1] for op in linears)
         shape = (*state.shapes[x][:-1], sum(sizes))

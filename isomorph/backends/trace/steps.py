@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from isomorph.backends.decoding import Layout
@@ -28,7 +29,7 @@ class StepPrograms(NamedTuple):
 
 
 def step_programs(
-    layout: Layout, rows: int, length: int, sizes: Mapping[str, int], *, padded: bool
+    layout: Layout, rows: int, length: int, sizes: Mapping[str, int], *, padded: bool, largest: float = inf
 ) -> StepPrograms:
     """The programs for ``rows`` of a batch and ``length`` new ids.
 
@@ -38,6 +39,7 @@ def step_programs(
         length: T.
         sizes: values of the symbols of the further inputs.
         padded: whether rows stand at positions of their own.
+        largest: as in :func:`~isomorph.backends.trace.rewrite.rewritten`.
     """
     whole = _traced(layout, rows, length, sizes, padded)
     last = whole if length == 1 else _traced(layout, rows, 1, sizes, padded)
@@ -47,7 +49,8 @@ def step_programs(
     kept = [narrowing.value for narrowing in layout.kept]
     mixing, mixing_fixed = _restricted(whole, [ids], sorted(fixed_values), kept)
     scoring, scoring_fixed = _restricted(last, kept, sorted(fixed_values), [layout.logits])
-    return StepPrograms(rewritten(mixing), rewritten(scoring), (mixing_fixed, scoring_fixed))
+    before, after = (rewritten(program, largest=largest) for program in (mixing, scoring))
+    return StepPrograms(before, after, (mixing_fixed, scoring_fixed))
 
 
 def fixed_program(layout: Layout, sizes: Mapping[str, int], given: list[int], wanted: list[int]) -> Rewritten:
