@@ -171,11 +171,21 @@ def test_weights_of_eight_bits_at_every_width(width):
     plan = iso.resolve("linear(5)", input=("B", width))
     weights = order_one_weights(plan)
     engine = iso.prepare(iso.torch.build(plan, weights), "int8")
-    for B in (0, 1, 7):
+    for B in (0, 1, 7, 16, 33):
         x = sample_inputs(plan, {"B": B})["x"]
         expected = numeric_bound(plan, weights, [x], dtype="bfloat16")
         (array,) = expected.outputs.values()
         assert np.abs(engine(torch.from_numpy(x)).numpy() - array).max(initial=0.0) <= expected.total
+
+
+def test_many_rows_meet_a_part_of_the_weight_at_a_time(monkeypatch):
+    """[1, 1] times rows [1, 2], [3, 4], [5, 6] with steps 1, 0.5, 2 is 3, 3.5, 22, whatever the parts."""
+    integers = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int8)
+    steps = torch.tensor([1.0, 0.5, 2.0], dtype=torch.bfloat16)
+    x = torch.ones(1, 2, dtype=torch.bfloat16)
+    for numbers in (1, 2, 4, 6, 100):
+        monkeypatch.setattr(kernels, "_WIDENED", numbers)
+        assert kernels.multiply_widened(x, integers, steps).tolist() == [[3.0, 3.5, 22.0]]
 
 
 def test_eight_bits_by_hand():

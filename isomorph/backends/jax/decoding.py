@@ -52,7 +52,9 @@ def slots(length: int, chunk: int) -> int:
 
 
 class JaxMemory:
-    """Keys and values ``[B, K, C, d]`` of each attention, as they are after this step.
+    """Keys and values ``[B * K, C, d]`` of each attention, as they are after this step.
+
+    With one axis for batch and heads, as products read them, the compiler writes them in place.
 
     Args:
         keys, values: as the last step left them; empty before the first.
@@ -68,21 +70,24 @@ class JaxMemory:
         self.offset, self.pads, self.capacity = offset, pads, capacity
 
     def attend(self, call: int, q: Tensor, k: Tensor, v: Tensor, *, window: int, softcap: float) -> Tensor:
+        B, K, T, d = k.shape
         if call == len(self.keys):
-            shape = (*k.shape[:2], self.capacity, k.shape[3])
+            shape = (B * K, self.capacity, d)
             self.keys.append(jnp.zeros(shape, k.dtype))
             self.values.append(jnp.zeros(shape, v.dtype))
-        slot = self.offset + jnp.arange(k.shape[2])  # (T,)
+        slot = self.offset + jnp.arange(T)  # (T,)
         kept = (slot >= self.pads[:, None])[:, None, :, None]  # what padding holds is never used, NaN neither
         none = jnp.zeros_like(self.offset)
-        start = (none, none, self.offset, none)
-        self.keys[call] = lax.dynamic_update_slice(self.keys[call], jnp.where(kept, k, 0), start)
-        self.values[call] = lax.dynamic_update_slice(self.values[call], jnp.where(kept, v, 0), start)
+        start = (none, self.offset, none)
+        for memory, new in ((self.keys, k), (self.values, v)):
+            rows = jnp.where(kept, new, 0).reshape(B * K, T, d)
+            memory[call] = lax.dynamic_update_slice(memory[call], rows, start)
+        keys, values = (memory[call].reshape(B, K, self.capacity, d) for memory in (self.keys, self.values))
         other = jnp.arange(self.capacity)  # (C,)
         visible = (other <= slot[:, None]) & (other >= self.pads[:, None, None])  # (B, T, C)
         if window:
             visible &= other > slot[:, None] - window
-        return primitives.attend(q, self.keys[call], self.values[call], visible[:, None, None], softcap)
+        return primitives.attend(q, keys, values, visible[:, None, None], softcap)
 
     def positions(self, table: Tensor, length: int) -> Tensor:
         return table[self._places(length)]  # (B, T, D)
@@ -185,7 +190,7 @@ class JaxDecoder:
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            sizes = [keys.nbytes // keys.shape[2] * self.capacity for keys in self.memory[0]]
+            sizes = [keys.nbytes // keys.shape[1] * self.capacity for keys in self.memory[0]]
             raise no_memory(len(ids) * self.capacity, max(sizes, default=0)) from error
 
     def _fed(self, ids: Array, *, wanted: bool) -> Array | None:
@@ -211,7 +216,7 @@ class JaxDecoder:
         self.memory = tuple(self._longer(x) for x in keys), tuple(self._longer(x) for x in values)
 
     def _longer(self, old: Tensor) -> Tensor:
-        return jnp.pad(old, ((0, 0), (0, 0), (0, self.capacity - old.shape[2]), (0, 0)))
+        return jnp.pad(old, ((0, 0), (0, self.capacity - old.shape[1]), (0, 0)))
 
 
 def _rounded(capacity: int) -> int:

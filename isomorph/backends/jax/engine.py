@@ -541,11 +541,16 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, axis: int) -> Tensor
 
     A narrow weight makes the product narrow, and the result is as wide as ``x``.
     """
-    axes = (((x.ndim - 1,), (axis,)), ((), ()))
     if weight.dtype == x.dtype:
+        axes = (((x.ndim - 1,), (axis,)), ((), ()))
         out = lax.dot_general(x, weight, axes, precision=primitives.PRECISION)
     else:
-        out = lax.dot_general(x.astype(weight.dtype), weight, axes, preferred_element_type=x.dtype)
+        narrow = x.astype(weight.dtype).reshape(-1, x.shape[-1])
+        single = len(narrow) == 1  # the CPU compiler has a kernel for two rows, and a slow loop for one
+        rows = jnp.repeat(narrow, 2, 0) if single else narrow
+        axes = (((1,), (axis,)), ((), ()))
+        out = lax.dot_general(rows, weight, axes, preferred_element_type=x.dtype)
+        out = (out[:1] if single else out).reshape(*x.shape[:-1], out.shape[1])
     return out if bias is None else out + bias
 
 

@@ -215,8 +215,11 @@ def attend(
     if q.dtype not in HALVES or scale in _EXACT:
         q, scale = q * scale, 1.0  # before the product there are fewer numbers
     query = q.reshape(B * K, H // K * T, d)
-    key = jnp.swapaxes(k, 2, 3).reshape(B * K, d, S)  # the CPU compiler fuses this orientation best
-    scores = _batched(query, key)  # (B*K, G*T, S), in float32 at least
+    if T == 1:
+        scores = _batched(query, k.reshape(B * K, S, d), 2)
+    else:
+        key = jnp.swapaxes(k, 2, 3).reshape(B * K, d, S)  # the CPU compiler fuses this orientation best
+        scores = _batched(query, key)  # (B*K, G*T, S), in float32 at least
     if scale != 1:
         scores = scores * scale
     if softcap:
@@ -241,10 +244,10 @@ _EXACT = frozenset(2.0**-power for power in range(16))
 """Scales that change no digit of a number in half precision."""
 
 
-def _batched(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` with one leading batch axis, accumulated in float32 at least and left there."""
+def _batched(a: Tensor, b: Tensor, axis: int = 1) -> Tensor:
+    """``a`` times ``b`` along its ``axis``, with one leading batch axis; in float32 at least, and left there."""
     wide = jnp.float32 if a.dtype in HALVES else a.dtype
-    axes = (((2,), (1,)), ((0,), (0,)))
+    axes = (((2,), (axis,)), ((0,), (0,)))
     return lax.dot_general(a, b, axes, precision=PRECISION, preferred_element_type=wide)
 
 

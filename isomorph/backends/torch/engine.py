@@ -564,7 +564,10 @@ class TorchWriter(Writer):
         if 0 in shape or not kernels.multiplies_eight_bits(integers):
             wide = self._store.dequantized(op.weight)
             return f"linear({x}, {self.name(wide, 'w')}, {self._optional(op.bias)})"
-        self.scope["int8_linear"] = torch.ops.aten._weight_int8pack_mm.default
+        few = prod(shape[:-1]) < kernels.MANY_ROWS
+        self.scope["int8_linear"] = (
+            torch.ops.aten._weight_int8pack_mm.default if few else kernels.multiply_widened
+        )
         flat = f"{x}.reshape(-1, {shape[-1]}).contiguous()"
         product = f"int8_linear({flat}, {self.name(integers, 'w')}, {self.name(steps, 'w')})"
         if len(shape) != 2:

@@ -137,6 +137,21 @@ def _eight_bits_work() -> bool:
     return not problem
 
 
+MANY_ROWS = 16
+"""From so many rows on a weight of eight bits is widened for each product, which its own kernel is too slow for."""
+_WIDENED = 1 << 21
+
+
+def multiply_widened(x: Tensor, integers: Tensor, steps: Tensor) -> Tensor:
+    """``x`` times a weight of eight bits: ``[R, I], [O, I], [O] -> [R, O]``, all but the integers bfloat16.
+
+    A part of the weight at a time is widened, which is exact, so that it stays in the cache.
+    """
+    rows = max(1, _WIDENED // max(1, integers.shape[1]))
+    parts = [functional.linear(x, part.to(x.dtype)) for part in integers.split(rows)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).mul_(steps)
+
+
 _choices: dict[tuple[Any, ...], bool] = {}
 
 
