@@ -201,6 +201,7 @@ class Workload:
         goals: what it must reach.
         processes: in how many fresh processes the full run measures it; 0 for this one.
         alone: whether the quick run starts a process for it too.
+        quick: whether it is in the quick run.
     """
 
     title: str
@@ -209,6 +210,7 @@ class Workload:
     goals: tuple[Goal, ...]
     processes: int
     alone: bool
+    quick: bool
 
     def count(self, options: Options) -> int:
         """Fresh processes with these options."""
@@ -221,12 +223,18 @@ WORKLOADS: list[Workload] = []
 
 
 def workload(
-    title: str, *, main: str, goals: Iterable[Goal] = (), processes: int = 0, alone: bool = False
+    title: str,
+    *,
+    main: str,
+    goals: Iterable[Goal] = (),
+    processes: int = 0,
+    alone: bool = False,
+    quick: bool = True,
 ) -> Callable[[Callable[[Options], Measured]], Callable[[Options], Measured]]:
     """Register a function as a benchmark."""
 
     def register(measure: Callable[[Options], Measured]) -> Callable[[Options], Measured]:
-        WORKLOADS.append(Workload(title, measure, main, tuple(goals), processes, alone))
+        WORKLOADS.append(Workload(title, measure, main, tuple(goals), processes, alone, quick))
         return measure
 
     return register

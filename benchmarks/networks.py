@@ -119,8 +119,9 @@ def small_block(options: Options) -> Block:
 
 
 def gpt2(options: Options, B: int = 4, T: int = 512) -> Decoder:
-    """GPT-2 small; in the quick run the batch is 1."""
-    B = 1 if options.quick else B
+    """GPT-2 small; in the quick run the batch is 1 and the text is short."""
+    if options.quick:
+        B, T = 1, min(T, 128)
     if options.tiny:
         return Decoder(min(B, 2), min(T, 8), 2, 32, 4, 97, 128)
     return Decoder(B, T, 12, 768, 12, 50257, 1024)

@@ -157,7 +157,7 @@ def warm_up(options: Options, prepare: Any, build: Any, convert: Any) -> None:
 IMPORT = "isomorph import_checkpoint"
 
 
-@workload("importing a GPT-2 small checkpoint", main=IMPORT)
+@workload("importing a GPT-2 small checkpoint", main=IMPORT, quick=False)
 def importing(options: Options) -> Measured:
     from safetensors.numpy import load_file
 
@@ -183,7 +183,7 @@ def importing(options: Options) -> Measured:
         measured.notes.append(
             "from_pretrained maps the file: most of its bytes are read later, when they are used"
         )
-        measured.time(calls, options.count(9, 3))
+        measured.time(calls, options.count(9, 2))
     return measured
 
 

@@ -78,7 +78,8 @@ def group(index: int, modules: Sequence[str], options: Options, records: Path) -
     """All workloads of one framework in this process."""
     for module in modules:
         import_module(module)
-    return run_all([work for work in WORKLOADS if ("JAX" in work.title) == bool(index)], options, records)
+    chosen = [work for work in WORKLOADS if ("JAX" in work.title) == bool(index)]
+    return run_all([work for work in chosen if work.quick or not options.quick], options, records)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,13 @@ def torch_backward(options: Options) -> Measured:
     _check_gradients(models, derivatives, x, measured)
     calls: dict[str, Callable[[], Any]] = dict(derivatives)
     calls[LIMIT] = limit(block.products, block.attentions, backward=True)
-    measured.time(calls, options.count(15, 5))
+    measured.time(calls, options.count(15, 3))
     return measured
 
 
-@workload("ViT-B block, training step with AdamW, float32, PyTorch", main=FAST, goals=_goals(FAST))
+@workload(
+    "ViT-B block, training step with AdamW, float32, PyTorch", main=FAST, goals=_goals(FAST), quick=False
+)
 def torch_step(options: Options) -> Measured:
     from torch_peers import limit
 
@@ -48,7 +50,7 @@ def torch_step(options: Options) -> Measured:
     models, x = _torch_models(block, measured)
     calls: dict[str, Callable[[], Any]] = {name: _step(model, x) for name, model in models.items()}
     calls[LIMIT] = limit(block.products, block.attentions, backward=True)
-    measured.time(calls, options.count(15, 5))
+    measured.time(calls, options.count(15, 3))
     measured.notes.append("every entrant takes the fused AdamW")
     return measured
 
@@ -151,7 +153,7 @@ def jax_step(options: Options) -> Measured:
         measured.check(f"{name}, length of the gradient, plain Linen's, relative", difference, 1e-5)
     calls = {name: (lambda step=step: jax.block_until_ready(step())) for name, step in steps.items()}
     calls[LIMIT] = flax_peers.limit(block.products, block.attentions, backward=True)
-    measured.time(calls, options.count(9, 3))
+    measured.time(calls, options.count(9, 2))
     return measured
 
 

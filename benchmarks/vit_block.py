@@ -37,15 +37,14 @@ def torch_float32(options: Options) -> Measured:
         PLAIN: model,
         **block_peers(block, weights, measured),
     }
-    if not options.tiny:
-        entrants |= compiled("torch.compile of timm", entrants.get("timm", model), (x,), measured)
     if not (options.tiny or options.quick):
+        entrants |= compiled("torch.compile of timm", entrants.get("timm", model), (x,), measured)
         entrants |= compiled("torch.compile of torch layer", entrants["torch layer"], (x,), measured)
     calls = {name: inferring(function, x) for name, function in entrants.items()}
     for name, call in calls.items():
         measured.check(f"{name}, float64 reference", right.difference(call()), right.bound)
     calls[LIMIT] = limit(block.products, block.attentions)
-    measured.time(calls, options.count(25, 7))
+    measured.time(calls, options.count(25, 4))
     return measured
 
 
@@ -85,7 +84,7 @@ def torch_bfloat16(options: Options) -> Measured:
     for name, call in calls.items():
         measured.check(f"{name}, relative, float64 reference", right.relative(call().float()), NARROW)
     calls[LIMIT] = limit(block.products, block.attentions, "bfloat16")
-    measured.time(calls, options.count(25, 7))
+    measured.time(calls, options.count(25, 4))
     return measured
 
 
@@ -113,11 +112,14 @@ def jax_float32(options: Options) -> Measured:
     plan = block.plan
     weights = weights_of(plan)
     right = truth(plan, weights, block.x)
-    calls = blocked(prepared_blocks(plan, weights) | jitted_blocks(block, plan, weights), block.x)
+    entrants = prepared_blocks(plan, weights) | jitted_blocks(block, plan, weights)
+    if options.quick:
+        entrants = {name: f for name, f in entrants.items() if not name.startswith("isomorph plain")}
+    calls = blocked(entrants, block.x)
     for name, call in calls.items():
         measured.check(f"{name}, float64 reference", right.difference(call()), right.bound)
     calls[LIMIT] = limit(block.products, block.attentions)
-    measured.time(calls, options.count(15, 7))
+    measured.time(calls, options.count(15, 4))
     return measured
 
 
@@ -141,11 +143,13 @@ def jax_bfloat16(options: Options) -> Measured:
     entrants |= prepared_blocks(plan, weights)
     narrow = jitted_blocks(block, plan, weights, "bfloat16")
     entrants |= {f"{name}, bfloat16": f for name, f in narrow.items() if not name.startswith("isomorph")}
+    if options.quick:
+        entrants = {name: f for name, f in entrants.items() if not name.startswith(LINEN)}
     calls = blocked(entrants, block.x)
     for name, call in calls.items():
         measured.check(f"{name}, relative, float64 reference", right.relative(call()), NARROW)
     calls[LIMIT] = limit(block.products, block.attentions, "bfloat16")
-    measured.time(calls, options.count(15, 7))
+    measured.time(calls, options.count(15, 4))
     return measured
 
 
