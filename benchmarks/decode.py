@@ -100,7 +100,7 @@ def torch_decode(options: Options) -> Measured:
     calls |= {
         f"products alone, {dtype}": lambda one=one: [one() for _ in range(n)] for dtype, one in alone.items()
     }
-    per_id(measured, calls, n, options.count(7, 2))
+    per_id(measured, calls, n, options.count(5, 2))
     return measured
 
 
@@ -147,7 +147,7 @@ def jax_decode(options: Options) -> Measured:
     step = stepping(sizes)
     one = limit(step.products, [])
     calls[LIMIT] = lambda: [one() for _ in range(n)]
-    per_id(measured, calls, n, options.count(7, 2))
+    per_id(measured, calls, n, options.count(5, 2))
     return measured
 
 

@@ -62,7 +62,7 @@ NNX, LINEN = "isomorph prepared, NNX", "isomorph prepared, Linen"
 @workload(
     "GPT-2 small forward, float32, JAX",
     main=NNX,
-    processes=5,
+    processes=3,
     goals=[
         Goal(f"{name}: at least 1.2 times the fastest JAX peer", name, ("peers",), at_least=1.2)
         for name in (NNX, LINEN)
@@ -86,7 +86,7 @@ def jax_forward(options: Options) -> Measured:
         measured.check(f"{name}, float64 reference", right.difference(call()), right.bound)
     calls[LIMIT] = limit(sizes.products, sizes.attentions)
     measured.notes.append(f"B={sizes.B}, T={sizes.T}")
-    measured.time(calls, options.count(5, 2))
+    measured.time(calls, options.count(4, 2))
     return measured
 
 
