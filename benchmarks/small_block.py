@@ -17,8 +17,12 @@ PREPARED, PLAIN = "isomorph prepared", "isomorph plain"
     "small block, float32, PyTorch",
     main=PREPARED,
     goals=[
-        Goal("at least 2.1 times the fastest PyTorch peer", PREPARED, ("peers",), at_least=2.1),
-        Goal("at most 0.040 ms a call, run-time checks included", PREPARED, at_most=0.040),
+        Goal(
+            "at least 2.1 times the fastest PyTorch peer, run-time checks included",
+            PREPARED,
+            ("peers",),
+            at_least=2.1,
+        )
     ],
 )
 def torch_small(options: Options) -> Measured:

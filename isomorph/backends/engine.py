@@ -85,7 +85,8 @@ def compose(program: Rewritten, writer: Writer, leading: Iterable[str] = ()) -> 
         if done:
             lines.append(f"    del {', '.join(done)}")
     results = "".join(f"{read(tensor)}, " for tensor in program.outputs.values())
-    arguments = ", ".join([*leading, *(names[tensor] for tensor in program.inputs.values())])
+    given = (f"x{i}" for i in range(len(program.inputs)))  # one tensor may be given under several names
+    arguments = ", ".join([*leading, *given])
     return "\n".join([f"def run({arguments}):", *lines, f"    return ({results})", ""])
 
 

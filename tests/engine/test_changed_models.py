@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
+import time
 import warnings
 from typing import Any
 
@@ -388,14 +391,19 @@ def by_optimizer(model: Any) -> None:
 @pytest.mark.parametrize(
     "change", [by_item, by_value, by_update, by_weights, by_variable, by_layer, by_optimizer]
 )
-def test_changed_variables_are_noticed(change):
+@pytest.mark.parametrize("kind", [np.asarray, jax.numpy.asarray], ids=["numpy", "jax"])
+def test_changed_variables_are_noticed(change, kind):
     model, engine = made_nnx()
-    before = engine(X)
+    x = kind(X)
+    before = engine(x)
+    np.testing.assert_array_equal(
+        engine(x), before
+    )  # the second call of a shape is begun before it is looked
     change(model)
-    np.testing.assert_allclose(engine(X), model(X), atol=2e-5)
-    assert not np.allclose(engine(X), before)
+    np.testing.assert_allclose(engine(x), model(x), atol=2e-5)
+    assert not np.allclose(engine(x), before)
     state = engine._state
-    engine(X)
+    engine(x)
     assert engine._state is state
     assert not state.departure
 
@@ -436,11 +444,48 @@ def test_other_layers_of_nnx_are_called_and_that_is_said_once():
 
 def test_weights_that_a_training_step_donated_are_followed():
     model, engine = made_nnx()
-    engine(X)
+    x = jax.numpy.asarray(X)
+    for _ in range(2):
+        engine(x)
     state = nnx.state(model)
     step = jax.jit(lambda state: jax.tree.map(lambda p: p * 2, state), donate_argnums=0)
     nnx.update(model, step(state))  # the arrays that the engine was derived from are gone
-    np.testing.assert_allclose(np.asarray(engine(X)), np.asarray(model(X)), atol=2e-4)
+    np.testing.assert_allclose(np.asarray(engine(x)), np.asarray(model(x)), atol=2e-4)
+
+
+def test_threads_may_call_while_another_changes_the_model():
+    model, engine = made_nnx()
+    x = jax.numpy.asarray(X)
+    states = [nnx.state(model), jax.tree.map(lambda a: a * 1.5, nnx.state(model))]
+    right = []
+    for state in states:
+        nnx.update(model, state)
+        right.append(np.asarray(engine(x)))
+    over, wrong = threading.Event(), []
+
+    def call() -> None:
+        while not over.is_set():
+            try:
+                engine(x)
+            except Exception as error:
+                wrong.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for turn in range(60):
+            nnx.update(model, states[turn % 2])
+            time.sleep(0.005)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    np.testing.assert_array_equal(np.asarray(engine(x)), right[1])
 
 
 def test_a_compiled_function_keeps_the_weights_that_it_was_traced_with():

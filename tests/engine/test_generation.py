@@ -154,6 +154,18 @@ def test_greedy_ids_are_those_of_the_full_forward(network, models):
         assert iso.generate(model, ids[:3], 15).tolist() == ids
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_tensor_may_have_two_names(framework, models):
+    """Dropout gives what it takes, so both values that the last step needs are one tensor."""
+    text = 'ids = input("B", "T", dtype="int64")\nh = embedding(ids, 9, 8)\ng = dropout(h, 0.1)\n'
+    plan = iso.resolve(
+        text + "y = transformer_block(g, 2, causal=True)\ns = add(h, g)\ns = add(s, y)\nlinear(s, 9)"
+    )
+    model = models(plan, iso.initial_weights(plan, seed=3), framework)
+    found = iso.generate(model, [1, 2], 3)
+    assert np.asarray(iso.generate(iso.prepare(model), [1, 2], 3)).tolist() == np.asarray(found).tolist()
+
+
 @pytest.mark.parametrize(
     ("framework", "chunk"), [("torch", 1), ("torch", 2), ("torch", 5), ("nnx", 5), ("linen", 2)]
 )

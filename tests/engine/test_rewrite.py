@@ -622,6 +622,18 @@ def test_sums_with_other_shapes_and_computed_norms_are_left_whole():
     assert kinds(same(mixed, flattened))[:4] == ["reshape", "linear", "reshape", "add"]
 
 
+def test_parts_of_a_matrix_are_no_heads():
+    """``[B, 2 * N]`` in two parts, each reshaped to ``[B, N, 1, 1]``: that is no split of rows into heads."""
+
+    def build(r: Recorder) -> tuple[TracedTensor, TracedTensor]:
+        y = r.input("y", 2, 8)
+        a, b = r.linear(y, "a", 4), r.linear(y, "b", 4)
+        return tuple(F.permute(F.reshape(part, (2, 4, 1, 1)), (0, 2, 1, 3)) for part in (a, b))  # type: ignore[return-value]
+
+    _, found = record(build)
+    assert "heads" not in kinds(found)
+
+
 def test_one_reshape_stands_for_two():
     def merged(r: Recorder) -> TracedTensor:
         split = F.reshape(r.x, (2, 3, 2, 4))

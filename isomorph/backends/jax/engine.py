@@ -26,7 +26,7 @@ from isomorph.backends.contract import DTYPE_KINDS
 from isomorph.backends.decoding import Layout, symbol_sizes
 from isomorph.backends.engine import Read, Writer, compose, keywords, shape_text, tables_read
 from isomorph.backends.jax import primitives
-from isomorph.backends.jax.build import KINDS, PreparedPlan
+from isomorph.backends.jax.build import KINDS, PreparedPlan, require_x64
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
@@ -43,7 +43,7 @@ SHARED = 32
 """How many plans keep their compiled functions when the last engine of theirs is gone."""
 
 
-_facts = attrgetter("__class__", "shape", "dtype")
+_class_shape_dtype = attrgetter("__class__", "shape", "dtype")
 
 
 class Held(NamedTuple):
@@ -109,7 +109,7 @@ class Engine:
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         state = self._state
         try:
-            known = not named and (*map(_facts, inputs),) in state.ready
+            known = not named and (*map(_class_shape_dtype, inputs),) in state.ready
         except (AttributeError, TypeError):  # what is no array is refused below
             known = False
         results = self._begun(state, inputs) if known else None
@@ -127,8 +127,8 @@ class Engine:
         The model is looked at while the results are being computed.
         """
         try:
-            begun = _numbers(state.functions.fast, state.weights, tensors)
-        except RuntimeError:  # such as weights that somebody donated
+            begun = _computed(state.functions.fast, state.weights, tensors)
+        except (RuntimeError, ValueError):  # such as weights that somebody donated
             if state.holds(self.source.marks()):
                 raise
             return None
@@ -146,16 +146,18 @@ class Engine:
         state = self.current()
         if state.departure:
             return self.source.call(tensors)
+        require_x64(self.plan)
         for index in self._float_inputs:
             if tensors[index].dtype != state.dtype:
                 self.prepared.ready(tensors, {}, state.dtype)  # says which input has another
         given = (*tensors,)
         if any(isinstance(tensor, Tracer) for tensor in given):
             return state.functions.careful(state.weights, given)
-        results = self._finished(state, given, _numbers(state.functions.fast, state.weights, given))
-        if len(state.ready) >= MOST_SHAPES:
-            state.ready.clear()
-        state.ready.add((*map(_facts, given),))
+        results = self._finished(state, given, _computed(state.functions.fast, state.weights, given))
+        if self.plan.dtype != "float64":  # else JAX may be told to compute it in float32 at any time
+            if len(state.ready) >= MOST_SHAPES:
+                state.ready.clear()
+            state.ready.add((*map(_class_shape_dtype, given),))
         return results
 
     def _finished(
@@ -184,7 +186,7 @@ class Engine:
                 f"isomorph: the prepared model calls the model itself, since {state.departure}; "
                 "it is faster again when that is undone",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return state
 
@@ -214,7 +216,7 @@ class Engine:
         return state
 
 
-def _numbers(function: Any, weights: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
+def _computed(function: Any, weights: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
     """What a compiled function gives, as numbers also where somebody else's function is being traced."""
     with suppress(ValueError):  # options of the compiler are not for a function inside another one
         found = function(weights, tensors)
@@ -367,7 +369,7 @@ def _made(kept: Kept, parameters: Mapping[str, Held], dtype: Any) -> Tensor:
     shape = derived.shape(weight, arithmetic)
     made = _aligned(shape[::-1] if inputs_first else shape, np.dtype(dtype))
     by_rows = made.T if inputs_first else made
-    rows = max(1, _PIECE // max(1, prod(shape[1:])))
+    rows = max(1, _PIECE // max(1, derived.row_size(weight, arithmetic)))
     for start in range(0, shape[0], rows):
         part = slice(start, min(start + rows, shape[0]))
         by_rows[part] = derived.evaluate(weight, arithmetic, part)
@@ -562,7 +564,7 @@ def heads(x: Tensor, shape: tuple[int, int, int, int], parts: int) -> tuple[Tens
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, softcap: float) -> Tensor:
-    """Attention without a mask, of keys and values that are finite."""
+    """Attention without a mask; who calls it looks whether the results are finite, see :func:`summed`."""
     if k.shape[2] == 0:
         return jnp.zeros_like(q)
     return primitives.attend_in_blocks(
@@ -597,13 +599,13 @@ class EngineSteps(CompiledSteps):
             collect(programs.scoring, self.keys, inputs_first)
         inputs = [layout.plan.inputs[index][1] for index in layout.others]
         made = [output for node in layout.fixed for output in node.outputs]
-        collect(fixed_program(layout, {}, inputs, made), self.keys, inputs_first)
+        collect(fixed_program(layout, {}, inputs, made, largest=largest), self.keys, inputs_first)
 
     def _fixed(self, parameters: Any, inputs: Mapping[int, Tensor]) -> dict[int, Tensor]:
         layout = self.layout
         sizes = symbol_sizes(layout, inputs, KINDS)
         wanted = [output for node in layout.fixed for output in node.outputs]
-        program = fixed_program(layout, sizes, list(inputs), wanted)
+        program = fixed_program(layout, sizes, list(inputs), wanted, largest=self._largest)
         made = self._run(program, parameters, None, list(inputs.values()))
         return {**inputs, **dict(zip(wanted, made, strict=True))}
 

@@ -149,7 +149,7 @@ def attention(
 
 WHOLE = 1 << 16
 """Scores of one head up to which all queries attend at once."""
-_BLOCK, _MOST_BLOCKS = 128, 8
+_BLOCK, _MULTIPLE, _MOST_BLOCKS = 128, 64, 8
 
 
 def attend_in_blocks(
@@ -173,7 +173,7 @@ def attend_in_blocks(
     if T * S <= WHOLE or dropout is not None or jax.default_backend() != "cpu":
         rows = builtins.max(T, 1)
     else:
-        rows = builtins.max(_BLOCK, -(-T // _MOST_BLOCKS // 64) * 64)
+        rows = builtins.max(_BLOCK, -(-T // _MOST_BLOCKS // _MULTIPLE) * _MULTIPLE)
     found = []
     for start in range(0, T, rows) or (0,):
         stop = min(start + rows, T)
@@ -183,9 +183,15 @@ def attend_in_blocks(
             first = builtins.min(builtins.max(0, int(queries[0]) - window + 1), S - 1)
         if rows < T and (causal or window):
             last = builtins.max(first + 1, min(S, int(queries[-1]) + (1 if causal else window)))
-        visible = _visibility(mask, queries, np.arange(first, last), causal, window)
+        keys = np.arange(first, last)
         part = (q[:, :, start:stop], k[:, :, first:last], v[:, :, first:last])
-        found.append(attend(*part, visible, softcap, dropout, adding=adding))
+        if adding and mask is None and (causal or window) and _all_see(queries, keys, causal, window):
+            positions = (jnp.arange(start, stop) + (S - T), jnp.arange(first, last))
+            visible = _visibility(None, *positions, causal, window)
+            found.append(attend(*part, visible, softcap, adding=True))
+        else:
+            visible = _visibility(mask, queries, keys, causal, window)
+            found.append(attend(*part, visible, softcap, dropout))
     return found[0] if len(found) == 1 else jnp.concatenate(found, 2)
 
 
@@ -205,14 +211,14 @@ def attend(
         q, k, v: ``[B, H, T, d], [B, K, S, d], [B, K, S, d]``.
         visible: who sees whom, boolean ``[B or 1, 1, 1, T or 1, S]``, or None.
         softcap, dropout: as in :func:`attention`.
-        adding: where ``visible`` is known before any tensor, hide keys by adding the lowest number to their
-            scores. The CPU compiler makes one kernel of that, but a hidden score that is too large to represent
-            makes results NaN.
+        adding: hide keys by adding minus infinity to their scores, which the CPU compiler makes one kernel of;
+            each query must see a key. A score that is too large to represent, hidden or not, makes its query's
+            results NaN.
     """
     B, H, T, d = q.shape
     K, S = k.shape[1], k.shape[2]
     scale = d**-0.5
-    if q.dtype not in HALVES or scale in _EXACT:
+    if q.dtype not in HALVES or (q.dtype == jnp.bfloat16 and scale in _EXACT):
         q, scale = q * scale, 1.0  # before the product there are fewer numbers
     query = q.reshape(B * K, H // K * T, d)
     if T == 1:
@@ -224,10 +230,10 @@ def attend(
         scores = scores * scale
     if softcap:
         scores = softcap * jnp.tanh(scores / softcap)
-    if adding and isinstance(visible, np.ndarray) and visible.any(-1).all():
-        hidden = np.tile(~visible[0, 0, 0], (H // K, 1))  # (G*T, S)
-        scores = scores + jnp.where(hidden, jnp.finfo(scores.dtype).min, 0).astype(scores.dtype)
-        visible = None
+    if adding:
+        added = jnp.where(visible[0, 0], 0.0, -jnp.inf).astype(scores.dtype)  # (1, T, S)
+        grouped = scores if H == K else scores.reshape(B * K, H // K, T, S)
+        scores, visible = (grouped + added).reshape(scores.shape), None
     if visible is None and dropout is None:  # a reshape in between would keep the compiler from one kernel
         weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
         total = weights.sum(-1, keepdims=True)
@@ -241,7 +247,7 @@ def attend(
 
 
 _EXACT = frozenset(2.0**-power for power in range(16))
-"""Scales that change no digit of a number in half precision."""
+"""Scales that change no digit of a bfloat16, whose exponents reach far."""
 
 
 def _batched(a: Tensor, b: Tensor, axis: int = 1) -> Tensor:
@@ -272,7 +278,7 @@ def _visibility(mask: Tensor | None, queries: Any, keys: Any, causal: bool, wind
         causal, window: as in :func:`attention`.
 
     Returns:
-        An array of NumPy where no mask is given.
+        An array of the kind of the positions, where no mask is given.
     """
     seen = None if mask is None else mask[:, None, None, None, keys[0] : keys[-1] + 1]
     if not causal and not window:
@@ -285,7 +291,14 @@ def _visibility(mask: Tensor | None, queries: Any, keys: Any, causal: bool, wind
     return near if seen is None else near & seen
 
 
-def _withhold(k: Tensor, v: Tensor, visible: Tensor, heads: int) -> tuple[Tensor, Tensor, Any]:
+def _all_see(queries: Any, keys: Any, causal: bool, window: int) -> bool:
+    """Whether every query may attend one of the keys at least; positions as in :func:`_visibility`, of NumPy."""
+    last = queries if causal else queries + (window - 1)
+    first = queries - (window - 1) if window else np.zeros_like(queries)
+    return bool((np.maximum(first, keys[0]) <= np.minimum(last, keys[-1])).all())
+
+
+def _withhold(k: Tensor, v: Tensor, visible: Any, heads: int) -> tuple[Tensor, Tensor, Any]:
     """Keys and values with zeros for what is not finite, and what to do with the result afterwards.
 
     A visible infinity in a value makes the result infinite, as a positive weight times it does; a visible

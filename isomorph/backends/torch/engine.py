@@ -147,6 +147,7 @@ class Engine:
         if len(state.programs) > MOST_PROGRAMS:
             with suppress(KeyError):  # another thread was first
                 state.programs.popitem(last=False)
+            state.ready.clear()  # it may hold what was forgotten
         return program
 
     def _by_model(self, tensors: Sequence[Tensor]) -> Any:
@@ -577,7 +578,7 @@ class TorchWriter(Writer):
     def _finish(self, product: str, op: Op, other: str | None) -> str:
         """The activation behind a product, or the tensor added to it."""
         if other is not None:
-            return f"{product}.add_({other})"
+            return f"{product} + {other}"
         if op.activation is None:
             return product
         name, attributes = op.activation
@@ -599,7 +600,7 @@ _BUILT_IN = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
 }
-"""Activations that are one call into PyTorch."""
+"""Activations that are called as they are."""
 
 
 def summed(x: Tensor, sums: list[Tensor]) -> Tensor:

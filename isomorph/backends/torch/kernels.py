@@ -88,14 +88,6 @@ def _wrong(kernels: OneDNN) -> str:
     return ""
 
 
-def activation(name: str, attributes: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """An activation by its primitive."""
-    from isomorph.backends.torch import primitives
-
-    function = getattr(primitives, name)
-    return (lambda x: function(x, **attributes)) if attributes else function
-
-
 def fused(name: str, attributes: dict[str, Any]) -> tuple[str, str] | None:
     """oneDNN's name for an activation, or None."""
     return _FUSED.get((name, attributes.get("approximate", "")))

@@ -7,6 +7,7 @@ float64 on the way, and again when the model's weights change.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 
@@ -137,3 +138,12 @@ def shape(weight: Weight, arithmetic: Arithmetic) -> tuple[int, ...]:
         return (sum(weight.sizes), *shape(parts[0], arithmetic)[1:])
     inner = shape(weight.weight, arithmetic)
     return inner[:1] if isinstance(weight, Shifted) else inner
+
+
+def row_size(weight: Weight, arithmetic: Arithmetic) -> int:
+    """How many numbers are read for each element of the first axis, at most."""
+    if isinstance(weight, Joined):
+        return max(row_size(part, arithmetic) for part in weight.parts if part is not None)
+    if isinstance(weight, Shifted):
+        return row_size(weight.weight, arithmetic)
+    return prod(shape(weight, arithmetic)[1:])

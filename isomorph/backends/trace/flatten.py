@@ -141,15 +141,12 @@ def split_gelus(program: Rewritten, small: Callable[[Op], bool]) -> Rewritten:
             continue
         (result,) = op.outputs
         follows = [ops[reader] for reader in readers.get(result, ())]
-        if len(follows) != 1 or result in outputs or not small(op) or not small(follows[0]):
+        if len(follows) != 1 or result in outputs:
             continue
         (after,) = follows
-        if (
-            after.kind != "linear"
-            or after.weight is None
-            or after.inputs[0] != result
-            or after.residual == result
-        ):
+        if after.kind != "linear" or after.weight is None or after.inputs[0] != result:
+            continue
+        if not small(op) or not small(after):
             continue
         bias = None if op.bias is None else Scaled(op.bias, factor)
         ops[index] = replace(op, weight=Scaled(op.weight, factor), bias=bias, activation=("split_gelu", ()))

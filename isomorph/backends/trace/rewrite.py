@@ -317,7 +317,8 @@ def _chain(state: _State, narrow: int) -> tuple[int, int, int] | None:
         return None
     if state.ops[permute].attributes["axes"] != (0, 2, 1, 3):
         return None
-    if state.shapes[split][:2] != state.shapes[state.ops[narrow].outputs[0]][:2]:
+    part = state.shapes[state.ops[narrow].outputs[0]]
+    if len(part) != 3 or state.shapes[split][:2] != part[:2]:
         return None
     return narrow, reshape, permute
 

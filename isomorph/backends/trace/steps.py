@@ -53,11 +53,17 @@ def step_programs(
     return StepPrograms(before, after, (mixing_fixed, scoring_fixed))
 
 
-def fixed_program(layout: Layout, sizes: Mapping[str, int], given: list[int], wanted: list[int]) -> Rewritten:
+def fixed_program(
+    layout: Layout,
+    sizes: Mapping[str, int],
+    given: list[int],
+    wanted: list[int],
+    *,
+    largest: float = inf,
+) -> Rewritten:
     """The program of what no id changes, from the further inputs to some of the plan's values."""
-    return rewritten(
-        _restricted(_traced(layout, rows_at(layout, sizes), 1, sizes, False), given, [], wanted)[0]
-    )
+    traced = _traced(layout, rows_at(layout, sizes), 1, sizes, False)
+    return rewritten(_restricted(traced, given, [], wanted)[0], largest=largest)
 
 
 def rows_at(layout: Layout, sizes: Mapping[str, int]) -> int:
