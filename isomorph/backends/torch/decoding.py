@@ -94,9 +94,10 @@ class TorchMemory:
         ):  # what padding holds is never used, NaN neither
             kept = self.shown[:, None, self.offset : end, None]  # (B, 1, T, 1)
             k, v = torch.where(kept, k, 0.0), torch.where(kept, v, 0.0)
-        keys[:, :, self.offset : end], values[:, :, self.offset : end] = k, v
+        keys.narrow(2, self.offset, T).copy_(k)
+        values.narrow(2, self.offset, T).copy_(v)
         start = max(0, end - T - window + 1) if window else 0
-        keys, values = keys[:, :, start:end], values[:, :, start:end]
+        keys, values = keys.narrow(2, start, end - start), values.narrow(2, start, end - start)
         mask = None if self.shown is None or start >= self.first else self.shown[:, start:end]
         # One new position sees every slot that is left.
         causal, window = T > 1, window if T > 1 else 0

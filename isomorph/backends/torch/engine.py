@@ -506,7 +506,12 @@ class TorchWriter(Writer):
         told = op.attributes
         if self._remembering and told["causal"]:
             call, self._calls = self._calls, self._calls + 1
-            return f"M.attend({call}, {q}, {k}, {v}, window={told['window']}, softcap={told['softcap']!r})"
+            rule = f"window={told['window']}, softcap={told['softcap']!r}"
+            if self._store.compute_dtype not in primitives.HALVES or self._store.device.type != "cpu":
+                return f"M.attend({call}, {q}, {k}, {v}, {rule})"
+            # One query in half precision takes PyTorch several times as long, so float32 is remembered.
+            dtype = self.name(self._store.compute_dtype, "dtype")
+            return f"M.attend({call}, {q}.float(), {k}.float(), {v}.float(), {rule}).to({dtype})"
         shapes = [program.shapes[tensor] for tensor in op.inputs[:2]]
         (_, H, T, _), (_, K, S, _) = shapes
         if told["mask"]:
