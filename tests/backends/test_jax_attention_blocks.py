@@ -12,14 +12,14 @@ from jax import numpy as jnp
 from isomorph.backends.jax import engine, primitives
 from isomorph.backends.reference import primitives as reference
 
-SHAPES = [(9, 9), (3, 9), (9, 3), (1, 9), (9, 1), (8, 8), (0, 5), (5, 5)]
+SHAPES = [(9, 9), (3, 9), (9, 3), (0, 5)]
 RULES: list[dict[str, Any]] = [
     {}, {"causal": True}, {"window": 3}, {"causal": True, "window": 2}, {"causal": True, "window": 1},
     {"causal": True, "softcap": 2.0},
 ]  # fmt: skip
 
 
-@pytest.fixture(params=[1, 2, 4, 7, 100])
+@pytest.fixture(params=[2, 4])
 def blocks(request, monkeypatch) -> int:
     """How many queries a block has."""
     monkeypatch.setattr(primitives, "WHOLE", 0)
