@@ -78,7 +78,7 @@ def torch_bfloat16(options: Options) -> Measured:
     }
     eager = {name: peer.bfloat16() for name, peer in block_peers(block, weights, measured).items()}
     calls |= {name: inferring(peer, narrow) for name, peer in eager.items()}
-    if not options.tiny and "timm" in eager:
+    if not (options.tiny or options.quick) and "timm" in eager:
         for name, function in compiled("torch.compile of timm", eager["timm"], (narrow,), measured).items():
             calls[name] = inferring(function, narrow)
     for name, call in calls.items():
