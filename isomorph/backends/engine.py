@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from isomorph.backends.trace.derived import Weight
 from isomorph.backends.trace.rewrite import Op, Rewritten
 
 PATH_MARK = "  # "
@@ -33,6 +34,10 @@ class Writer:
         """The name of a parameter that is read as a tensor."""
         raise NotImplementedError
 
+    def weight(self, weight: Weight | None) -> str:
+        """The name of a derived weight; ``None`` for an absent one."""
+        raise NotImplementedError
+
     def expression(self, op: Op, read: Read, program: Rewritten) -> str:
         """A Python expression for an operation."""
         write = getattr(self, f"_{op.kind}", None)
@@ -48,6 +53,18 @@ class Writer:
 
     def _multiply(self, op: Op, read: Read, program: Rewritten) -> str:
         return " * ".join(_sides(op, read))
+
+    def _rms_norm(self, op: Op, read: Read, program: Rewritten) -> str:
+        x, weight, _ = self._norm(op, read)
+        return f"P.rms_norm({x}, {weight}{keywords(op.attributes)})"
+
+    def _norm(self, op: Op, read: Read) -> tuple[str, str, str]:
+        """Its input, weight and bias: a network's own, or tensors that the network computes."""
+        x, *computed = map(read, op.inputs)
+        if not computed:
+            return x, self.weight(op.weight), self.weight(op.bias)
+        weight = computed.pop(0) if op.attributes.get("weight", True) else "None"
+        return x, weight, computed[0] if computed else "None"
 
     def _concatenate(self, op: Op, read: Read, program: Rewritten) -> str:
         parts = "".join(f"{read(tensor)}, " for tensor in op.inputs)
@@ -88,6 +105,16 @@ def compose(program: Rewritten, writer: Writer, leading: Iterable[str] = ()) -> 
     given = (f"x{i}" for i in range(len(program.inputs)))  # one tensor may be given under several names
     arguments = ", ".join([*leading, *given])
     return "\n".join([f"def run({arguments}):", *lines, f"    return ({results})", ""])
+
+
+PROGRAM = "<prepared>"
+"""The file that a source of :func:`compose` seems to stand in."""
+
+
+def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
+    """The function ``run`` of a source. The scope does not name it, so that both go with the last reference."""
+    exec(compile(text, PROGRAM, "exec"), scope)
+    return scope.pop("run")
 
 
 def _last_uses(program: Rewritten) -> dict[int, list[int]]:

@@ -24,7 +24,7 @@ from jax.core import Tracer
 
 from isomorph.backends.contract import DTYPE_KINDS
 from isomorph.backends.decoding import Layout, symbol_sizes
-from isomorph.backends.engine import Read, Writer, compose, keywords, shape_text, tables_read
+from isomorph.backends.engine import Read, Writer, compose, defined, keywords, shape_text, tables_read
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.build import KINDS, PreparedPlan, require_x64
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
@@ -332,12 +332,6 @@ def functions_of(prepared: PreparedPlan, dtype: Any, narrow: Any) -> Functions:
     return Functions(prepared, dtype, narrow)
 
 
-def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """The function ``run`` of a source. The scope does not name it, so that both go with the last reference."""
-    exec(compile(text, "<prepared>", "exec"), scope)
-    return scope.pop("run")
-
-
 def collect(program: Rewritten, keys: dict[Kept, bool], inputs_first: Callable[[Weight], bool]) -> None:
     """Add every derived weight that a program reads, and whether products alone read it.
 
@@ -464,9 +458,9 @@ class JaxWriter(Writer):
         }  # fmt: skip
 
     def parameter(self, path: str) -> str:
-        return self._weight(derived.Parameter(path))
+        return self.weight(derived.Parameter(path))
 
-    def _weight(self, weight: Weight | None) -> str:
+    def weight(self, weight: Weight | None) -> str:
         return "None" if weight is None else f"W[{self._places[Kept(weight, False)]}]"
 
     def _embedding(self, op: Op, read: Read, program: Rewritten) -> str:
@@ -495,18 +489,6 @@ class JaxWriter(Writer):
         x, weight, bias = self._norm(op, read)
         return f"P.layer_norm({x}, {weight}, {bias}, eps={op.attributes['eps']!r})"
 
-    def _rms_norm(self, op: Op, read: Read, program: Rewritten) -> str:
-        x, weight, _ = self._norm(op, read)
-        return f"P.rms_norm({x}, {weight}{keywords(op.attributes)})"
-
-    def _norm(self, op: Op, read: Read) -> tuple[str, str, str]:
-        """Its input, weight and bias: a network's own, or tensors that the network computes."""
-        x, *computed = map(read, op.inputs)
-        if not computed:
-            return x, self._weight(op.weight), self._weight(op.bias)
-        weight = computed.pop(0) if op.attributes.get("weight", True) else "None"
-        return x, weight, computed[0] if computed else "None"
-
     def _attention(self, op: Op, read: Read, program: Rewritten) -> str:
         told = {name: value for name, value in op.attributes.items() if name != "mask"}
         tensors = ", ".join(map(read, op.inputs))
@@ -524,8 +506,8 @@ class JaxWriter(Writer):
         if op.weight is None:
             return f"P.linear({', '.join(map(read, op.inputs))})"
         place = self._places.get(Kept(op.weight, True))
-        weight, axis = (self._weight(op.weight), 1) if place is None else (f"W[{place}]", 0)
-        text = f"product({read(op.inputs[0])}, {weight}, {self._weight(op.bias)}, {axis})"
+        weight, axis = (self.weight(op.weight), 1) if place is None else (f"W[{place}]", 0)
+        text = f"product({read(op.inputs[0])}, {weight}, {self.weight(op.bias)}, {axis})"
         if op.activation is not None:
             name, attributes = op.activation
             return f"P.{name}({text}{keywords(dict(attributes))})"

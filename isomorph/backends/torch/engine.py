@@ -19,7 +19,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from isomorph.backends.engine import PATH_MARK, Read, Writer, compose, keywords, shape_text, tables_read
+from isomorph.backends.engine import (
+    PATH_MARK,
+    PROGRAM,
+    Read,
+    Writer,
+    compose,
+    defined,
+    keywords,
+    shape_text,
+    tables_read,
+)
 from isomorph.backends.torch import kernels, primitives
 from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.watching import Watch, count_steps, departure, expected_parts, in_evaluation
@@ -178,8 +188,6 @@ class Engine:
 
 _shape_and_dtype = attrgetter("shape", "dtype")
 
-PROGRAM = "<prepared>"
-
 
 class Program(NamedTuple):
     """A rewritten program as a function.
@@ -239,12 +247,6 @@ class State:
                 run, [False, *floating] if summing else floating, store.compute_dtype, store.model_dtype
             )
         return Program(run, summing, tuple(line.partition(PATH_MARK)[2] for line in text.splitlines()))
-
-
-def defined(text: str, scope: dict[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """The function ``run`` of a source. The scope does not name it, so that both go with the last reference."""
-    exec(compile(text, PROGRAM, "exec"), scope)
-    return scope.pop("run")
 
 
 def eager(program: Rewritten, store: Store) -> Rewritten:
@@ -481,25 +483,13 @@ class TorchWriter(Writer):
 
     # -- norms, products, attention
 
-    def _optional(self, weight: Weight | None) -> str:
+    def weight(self, weight: Weight | None) -> str:
         return "None" if weight is None else self.name(self._store.tensor(weight), "w")
 
     def _layer_norm(self, op: Op, read: Read, program: Rewritten) -> str:
         x, weight, bias = self._norm(op, read)
         width = shape_text(program.shapes[op.outputs[0]][-1:])
         return f"layer_norm({x}, {width}, {weight}, {bias}, {op.attributes['eps']!r})"
-
-    def _rms_norm(self, op: Op, read: Read, program: Rewritten) -> str:
-        x, weight, _ = self._norm(op, read)
-        return f"P.rms_norm({x}, {weight}{keywords(op.attributes)})"
-
-    def _norm(self, op: Op, read: Read) -> tuple[str, str, str]:
-        """Its input, weight and bias: a network's own, or tensors that the network computes."""
-        x, *computed = map(read, op.inputs)
-        if not computed:
-            return x, self._optional(op.weight), self._optional(op.bias)
-        weight = computed.pop(0) if op.attributes.get("weight", True) else "None"
-        return x, weight, computed[0] if computed else "None"
 
     def _attention(self, op: Op, read: Read, program: Rewritten) -> str:
         q, k, v = map(read, op.inputs[:3])
@@ -535,7 +525,7 @@ class TorchWriter(Writer):
         other = None if op.residual is None else read(op.residual)
         if self._store.eight_bits:
             return self._finish(self._by_eight_bits(op, x, program), op, other)
-        bias = self._optional(op.bias)
+        bias = self.weight(op.bias)
         sizes = (program.shapes[op.outputs[0]][-1], shape[-1])
         if kernels.prefers_onednn(rows, sizes, self._store.compute_dtype, self._store.device):
             return self._by_onednn(op, x, rows, bias, other)
@@ -569,7 +559,7 @@ class TorchWriter(Writer):
         shape = program.shapes[op.inputs[0]]
         if 0 in shape or not kernels.multiplies_eight_bits(integers):
             wide = self._store.dequantized(op.weight)
-            return f"linear({x}, {self.name(wide, 'w')}, {self._optional(op.bias)})"
+            return f"linear({x}, {self.name(wide, 'w')}, {self.weight(op.bias)})"
         few = prod(shape[:-1]) < kernels.MANY_ROWS
         self.scope["int8_linear"] = (
             torch.ops.aten._weight_int8pack_mm.default if few else kernels.multiply_widened
@@ -578,7 +568,7 @@ class TorchWriter(Writer):
         product = f"int8_linear({flat}, {self.name(integers, 'w')}, {self.name(steps, 'w')})"
         if len(shape) != 2:
             product += f".view{shape_text((*shape[:-1], integers.shape[0]))}"
-        return product if op.bias is None else f"({product} + {self._optional(op.bias)})"
+        return product if op.bias is None else f"({product} + {self.weight(op.bias)})"
 
     def _finish(self, product: str, op: Op, other: str | None) -> str:
         """The activation behind a product, or the tensor added to it."""

@@ -8,10 +8,10 @@ from contextlib import suppress
 import torch
 
 from isomorph.backends.decoding import Layout, run_fixed, symbol_sizes
-from isomorph.backends.engine import compose
+from isomorph.backends.engine import compose, defined
 from isomorph.backends.torch.build import KINDS
 from isomorph.backends.torch.decoding import Array, TorchMemory
-from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, defined, eager
+from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, eager
 from isomorph.backends.torch.watching import in_evaluation
 from isomorph.backends.torch.weights import to_numpy
 from isomorph.backends.trace.rewrite import Rewritten
