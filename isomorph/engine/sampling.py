@@ -50,8 +50,9 @@ class Sampling:
         Raises:
             IsomorphError: E_RUNTIME when the scores of a row hold NaN, or none is finite.
         """
-        scores = np.asarray(scores).astype(np.float64)
-        broken = np.isnan(scores).any(-1) | ~(scores > -np.inf).any(-1)
+        scores = np.asarray(scores)
+        highest = scores.argmax(-1)  # the first NaN where there is one
+        broken = ~(scores[np.arange(len(scores)), highest] > -np.inf)
         if broken.any():
             raise IsomorphError(
                 "E_RUNTIME",
@@ -59,7 +60,8 @@ class Sampling:
                 hints=["the weights are damaged, or the dtype is too narrow for this network"],
             )
         if self.temperature == 0:
-            return scores.argmax(-1)
+            return highest
+        scores = scores.astype(np.float64)
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, step])))
         draws = generator.random(len(scores))
         return np.array([self._draw(row, u) for row, u in zip(scores, draws, strict=True)], dtype=np.int64)

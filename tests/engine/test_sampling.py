@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -67,9 +68,10 @@ def test_ids_that_cannot_come_are_never_drawn():
 
 @pytest.mark.parametrize("row", [[0.0, np.nan], [-np.inf, -np.inf]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_scores_that_mean_nothing(row, temperature):
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, ml_dtypes.bfloat16])
+def test_scores_that_mean_nothing(row, temperature, dtype):
     with pytest.raises(iso.IsomorphError) as caught:
-        Sampling(temperature=temperature).choose(np.array([[0.0, 1.0], row]), 0)
+        Sampling(temperature=temperature).choose(np.array([[0.0, 1.0], row], dtype), 0)
     assert str(caught.value) == (
         "E_RUNTIME: row 1: the scores of the next id hold NaN or are all minus infinity\n"
         "  the weights are damaged, or the dtype is too narrow for this network"

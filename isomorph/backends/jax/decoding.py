@@ -200,7 +200,7 @@ class JaxDecoder:
             self.parameters,
             self.fixed,
             self.memory,
-            jnp.asarray(ids, jnp.int32),
+            ids.astype(np.int32),
             np.int32(self.offset),
             self.pads,
             capacity=self.capacity,

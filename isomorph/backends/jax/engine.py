@@ -28,6 +28,7 @@ from isomorph.backends.engine import Read, Writer, compose, defined, keywords, s
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.build import KINDS, PreparedPlan, require_x64
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
+from isomorph.backends.memory import in_large_pages
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.derived import Weight
@@ -194,7 +195,9 @@ class Engine:
         """The compiled steps of generation for so many rows, and their weights."""
         state = self.current()
         steps = state.functions.steps(layout, single=rows == 1)
-        return steps, state.arrays_of(steps.keys, self.source)
+        weights = state.arrays_of(steps.keys, self.source)
+        state.generating(weights)
+        return steps, weights
 
     @property
     def departure(self) -> str:
@@ -246,12 +249,21 @@ class State:
         self._marks, self.departure, self.dtype, self._narrow = marks, departure, dtype, narrow
         self._arrays: dict[tuple[Kept, bool], Tensor] = {}
         self.ready: set[tuple[Any, ...]] = set()
+        self._generations = 0
         if functions is not None:
             self.functions = functions
 
     def holds(self, marks: Sequence[Any]) -> bool:
         """Whether the model still holds what it held."""
         return len(marks) == len(self._marks) and all(map(is_, marks, self._marks))
+
+    def generating(self, weights: Sequence[Tensor]) -> None:
+        """A generation begins. A second one tells that its weights will be read often."""
+        self._generations += 1
+        if self._generations == 2 and jax.default_backend() == "cpu":
+            for array in weights:
+                with suppress(ValueError, jax.errors.JaxRuntimeError):  # an array in several places
+                    in_large_pages(array.unsafe_buffer_pointer(), array.nbytes)
 
     def arrays_of(self, keys: Mapping[Kept, bool], source: Source) -> tuple[Tensor, ...]:
         """The arrays behind keys, each computed once; a product's in the narrow dtype."""

@@ -72,6 +72,9 @@ def slots(length: int, chunk: int) -> int:
 class TorchMemory:
     """Keys and values in tensors that are written in place, and replaced by longer ones when they are full.
 
+    In half precision on the CPU they are kept in float32, since one query takes PyTorch several times as long
+    in half precision.
+
     Args:
         capacity: slots at first.
         pads: the first slot of each row, ``[B]``, or None when all begin at 0.
@@ -101,7 +104,8 @@ class TorchMemory:
         mask = None if self.shown is None or start >= self.first else self.shown[:, start:end]
         # One new position sees every slot that is left.
         causal, window = T > 1, window if T > 1 else 0
-        return primitives.attend(q, keys, values, mask, causal=causal, window=window, softcap=softcap)
+        rule = {"causal": causal, "window": window, "softcap": softcap}
+        return primitives.attend(q.to(keys.dtype), keys, values, mask, **rule).to(q.dtype)
 
     def _shown(self) -> Tensor | None:
         """Which slots hold ids, ``[B, C]``; None for all."""
@@ -124,10 +128,13 @@ class TorchMemory:
 
     def _longer(self, old: Tensor) -> Tensor:
         shape = (*old.shape[:2], self.capacity, old.shape[3])
+        widened = old.dtype in primitives.HALVES and old.device.type == "cpu"
         try:
-            new = old.new_empty(shape)
+            new = old.new_empty(shape, dtype=torch.float32 if widened else old.dtype)
         except (RuntimeError, MemoryError) as error:
-            raise no_memory(shape[0] * shape[2], prod(shape) * old.element_size()) from error
+            raise no_memory(
+                shape[0] * shape[2], prod(shape) * (4 if widened else old.element_size())
+            ) from error
         new[:, :, : old.shape[2]] = old
         return new
 
@@ -206,7 +213,12 @@ class TorchDecoder:
             tensor = torch.from_numpy(ids).to(self.device)
             hooked = self.network._forward_hooks or self.network._forward_pre_hooks
             scores = self._with_hooks(tensor) if hooked else self._run(tensor, wanted=wanted)
-            return tensor_to_numpy(scores) if wanted and scores is not None else None
+            return to_scores(scores) if wanted and scores is not None else None
+
+
+def to_scores(scores: Tensor) -> Array:
+    """Scores in NumPy, half precision as float32; the memory may be the tensor's."""
+    return (scores.float() if scores.dtype in primitives.HALVES else scores).detach().cpu().numpy()
 
 
 def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]) -> dict[int, Tensor]:

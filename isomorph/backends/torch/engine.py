@@ -222,6 +222,13 @@ class State:
         self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self.ready: dict[tuple[Any, ...], Program] = {}
         self.steps: OrderedDict[Any, Any] = OrderedDict()
+        self._generations = 0
+
+    def generating(self) -> None:
+        """A generation begins. A second one tells that the weights will be read often."""
+        self._generations += 1
+        if self._generations == 2:
+            self.store.keep_at_hand()
 
     def write(self, program: Rewritten, careful: bool) -> Program:
         """A function of the model's inputs.
@@ -353,6 +360,12 @@ class Store:
         assert operators is not None
         return self._once(("packed", weight), lambda: operators.pack(self._unkept(weight), rows))
 
+    def keep_at_hand(self) -> None:
+        """Let weights be read faster, which takes a while."""
+        for kept in list(self._kept.values()):
+            for weight in kept if isinstance(kept, tuple) else (kept,):
+                kernels.keep_at_hand(weight)
+
     def quantized(self, weight: Weight) -> tuple[Tensor, Tensor]:
         """``[O, I]`` as integers from -127 to 127, and the step of each row."""
 
@@ -464,6 +477,8 @@ class TorchWriter(Writer):
     def _heads(self, op: Op, read: Read, program: Rewritten) -> str:
         B, T, H, d = op.attributes["shape"]
         parts = op.attributes["parts"]
+        if T == 1:  # nothing changes its place
+            return f"{read(op.inputs[0])}.view({B}, {parts}, {H}, 1, {d}).unbind(1)"
         return f"{read(op.inputs[0])}.view({B}, {T}, {parts}, {H}, {d}).permute(2, 0, 3, 1, 4).unbind(0)"
 
     # -- tables
@@ -497,11 +512,7 @@ class TorchWriter(Writer):
         if self._remembering and told["causal"]:
             call, self._calls = self._calls, self._calls + 1
             rule = f"window={told['window']}, softcap={told['softcap']!r}"
-            if self._store.compute_dtype not in primitives.HALVES or self._store.device.type != "cpu":
-                return f"M.attend({call}, {q}, {k}, {v}, {rule})"
-            # One query in half precision takes PyTorch several times as long, so float32 is remembered.
-            dtype = self.name(self._store.compute_dtype, "dtype")
-            return f"M.attend({call}, {q}.float(), {k}.float(), {v}.float(), {rule}).to({dtype})"
+            return f"M.attend({call}, {q}, {k}, {v}, {rule})"
         shapes = [program.shapes[tensor] for tensor in op.inputs[:2]]
         (_, H, T, _), (_, K, S, _) = shapes
         if told["mask"]:

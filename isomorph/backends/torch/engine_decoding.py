@@ -10,10 +10,9 @@ import torch
 from isomorph.backends.decoding import Layout, run_fixed, symbol_sizes
 from isomorph.backends.engine import compose, defined
 from isomorph.backends.torch.build import KINDS
-from isomorph.backends.torch.decoding import Array, TorchMemory
+from isomorph.backends.torch.decoding import Array, TorchMemory, to_scores
 from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, eager
 from isomorph.backends.torch.watching import in_evaluation
-from isomorph.backends.torch.weights import to_numpy
 from isomorph.backends.trace.rewrite import Rewritten
 from isomorph.backends.trace.steps import step_programs
 
@@ -28,6 +27,7 @@ class EngineDecoder:
         self, engine: Engine, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
     ) -> None:
         self.layout, self.state = layout, engine.current()
+        self.state.generating()
         store = self.state.store
         self.padded = bool(pads.any())
         device = store.device
@@ -51,7 +51,7 @@ class EngineDecoder:
                 return None
             last = [x.narrow(axis, -1, 1) for x, (_, axis) in zip(kept, self.layout.kept, strict=True)]
             (logits,) = scoring(self.memory, *last, *[self.fixed[value] for value in after])
-        return to_numpy(logits[:, 0])
+        return to_scores(logits[:, 0])
 
     def _functions(self, rows: int, length: int) -> tuple[Function, Function, tuple[tuple[int, ...], ...]]:
         steps = self.state.steps

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from time import perf_counter
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
+
+from isomorph.backends.memory import in_large_pages
 
 Tensor = torch.Tensor
 
@@ -86,6 +89,15 @@ def _wrong(kernels: OneDNN) -> str:
         if not torch.allclose(found, expected, rtol=0, atol=1e-5):
             return "they compute something else"
     return ""
+
+
+def keep_at_hand(weight: Tensor) -> None:
+    """Let a weight be read faster; see :func:`isomorph.backends.memory.in_large_pages`."""
+    if weight.is_mkldnn:
+        with suppress(AttributeError, RuntimeError):  # these operators are not public either
+            in_large_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
+    elif weight.device.type == "cpu":
+        in_large_pages(weight.data_ptr(), weight.nbytes)
 
 
 def fused(name: str, attributes: dict[str, Any]) -> tuple[str, str] | None:

@@ -1,0 +1,81 @@
+"""Large pages: a hint to the system, which no value and no result depends on."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+
+import isomorph as iso
+from isomorph.backends import memory
+
+PAGE = 1 << 21
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the system is asked for, as pairs of start and length by advice."""
+    found: dict[int, list[tuple[int, int]]] = {}
+
+    def advise(start: int, length: int, advice: int) -> int:
+        found.setdefault(advice, []).append((start, length))
+        return 0
+
+    monkeypatch.setattr(memory, "_madvise", lambda: advise)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "whole"),
+    [
+        (PAGE, PAGE, [(PAGE, PAGE)]),
+        (PAGE + 1, 3 * PAGE, [(2 * PAGE, 2 * PAGE)]),  # what lies beside the memory is not touched
+        (PAGE - 4096, PAGE + 4095, []),
+        (PAGE + 1, PAGE, []),
+        (PAGE, 0, []),
+    ],
+)
+def test_whole_pages_inside_the_memory(asked, start, size, whole):
+    memory.in_large_pages(start, size)
+    assert asked == ({14: whole, 25: whole} if whole else {})
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system knows no large pages")
+def test_the_advice_is_the_systems():
+    assert mmap.MADV_HUGEPAGE == memory._HUGEPAGE
+
+
+def test_values_stay():
+    array = np.random.default_rng(0).random(PAGE)
+    before = array.copy()
+    memory.in_large_pages(array.ctypes.data, array.nbytes)
+    assert np.array_equal(array, before)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_are_not_asked(monkeypatch, platform):
+    monkeypatch.setattr("sys.platform", platform)
+    memory._madvise.cache_clear()
+    memory.in_large_pages(PAGE, PAGE)  # an address that is nobody's
+    assert memory._madvise() is None
+    memory._madvise.cache_clear()
+
+
+@pytest.mark.parametrize("framework", ["torch", "nnx"])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_second_generation_of_a_prepared_model_asks_once(asked, framework, dtype):
+    door = getattr(iso, framework)
+    plan = iso.resolve(
+        'ids = input("B", "T", dtype="int64")\nembedding(9, 1024)\nfeed_forward(4096)\n'
+        "attention(4, causal=True)\nlinear(9)"
+    )
+    engine = iso.prepare(door.build(plan), dtype)
+    first = iso.generate(engine, [1, 2, 3], 3)
+    assert not asked
+    second = iso.generate(engine, [1, 2, 3], 3)
+    assert sum(length for _, length in asked[25]) >= 6 * PAGE  # at least 6 MB in each of two weights
+    known = {advice: list(pairs) for advice, pairs in asked.items()}
+    third = iso.generate(engine, [1, 2, 3], 3)
+    assert first.tolist() == second.tolist() == third.tolist()
+    assert asked == known
