@@ -10,11 +10,13 @@ import pytest
 
 import isomorph as iso
 from isomorph.backends.bounds import numeric_bound
+from isomorph.engine.sampling import Sampling
 from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")
 from isomorph.backends.torch import engine as engines  # noqa: E402
-from isomorph.backends.torch import fast_training, kernels  # noqa: E402
+from isomorph.backends.torch import engine_decoding, fast_training, kernels  # noqa: E402
+from isomorph.backends.torch.engine_decoding import compose  # noqa: E402
 
 TEXT = "h = feed_forward(128)\nh = add(x, h)\nattention(h, 4)\nlinear(40)"
 
@@ -85,6 +87,42 @@ class Patched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
+
+
+def test_a_row_may_be_computed_several_times(fresh, monkeypatch):
+    """The same scores, whichever kernel was found to be faster."""
+    if kernels.onednn() is None:
+        pytest.skip("this PyTorch has no such kernels")
+    plan = iso.resolve(
+        'ids = input("B", "T", dtype="int64")\nembedding(50, 64)\n'
+        "transformer_block(4, causal=True)\nlayer_norm()\nlinear(50)"
+    )
+    weights = order_one_weights(plan)
+    scores: list[Any] = []
+    texts: list[str] = []
+
+    def choose(self: Any, given: Any, step: int) -> Any:
+        scores.append(given)
+        return np.full(len(given), 7)
+
+    def composed(*told: Any, **named: Any) -> str:
+        texts.append(compose(*told, **named))
+        return texts[-1]
+
+    monkeypatch.setattr(Sampling, "choose", choose)
+    monkeypatch.setattr(engine_decoding, "compose", composed)
+    monkeypatch.setattr(kernels, "prefers_onednn", lambda *told: True)
+    monkeypatch.setattr(kernels, "_gains_from_more_rows", lambda *told: many)
+    for many in (False, True):
+        kernels._choices.clear()
+        texts.clear()
+        engine = iso.prepare(iso.torch.build(plan, weights), "bfloat16")
+        for rows in (1, 2):
+            iso.generate(engine, [[1, 2, 3]] * rows, 3)
+        assert [".expand(6, 64)" in text for text in texts] == [False, many, many, many, *[False] * 4]
+    plain, repeated = scores[:6], scores[6:]
+    for one, other in zip(plain, repeated, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2.0**-6 * np.abs(one).max())
 
 
 ABSENCES = {

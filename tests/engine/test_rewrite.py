@@ -652,6 +652,35 @@ def test_a_program_of_one_row_or_none_is_flattened_too():
     assert kinds(same(of(0, 3, 8), flattened)) == ["reshape", "linear", "reshape"]
 
 
+def repeated(program: Rewritten) -> Rewritten:
+    return flattened(program, 3)
+
+
+def test_a_single_row_is_computed_several_times():
+    """What leaves the flat part is the first of the equal rows."""
+
+    def row(r: Recorder) -> tuple[TracedTensor, TracedTensor]:
+        x = r.input("row", 1, 1, 8)
+        h = r.linear(F.layer_norm(x, r.p("g", 8), None, eps=1e-5), "up", 8)
+        y = r.linear(F.relu(h), "down", 8) + x
+        split = F.reshape(y, (1, 2, 4))
+        return split, F.exp(F.permute(y, (0, 2, 1)))
+
+    found = same(row, repeated)
+    assert kinds(found) == [
+        "reshape", "expand", "layer_norm", "linear", "linear",
+        "narrow", "reshape", "narrow", "reshape", "permute", "exp",
+    ]  # fmt: skip
+    assert [found.shapes[op.outputs[0]][0] for op in found.ops[1:6]] == [3, 3, 3, 3, 1]
+
+
+def test_several_rows_are_computed_once():
+    def rows(r: Recorder) -> TracedTensor:
+        return r.linear(r.x, "a", 4)
+
+    assert same(rows, repeated) == same(rows, flattened)
+
+
 def gelu_between(r: Recorder, approximate: str = "none") -> TracedTensor:
     return r.linear(F.gelu(r.linear(r.x, "up", 16), approximate=approximate), "down", 8)
 

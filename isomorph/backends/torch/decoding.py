@@ -104,8 +104,10 @@ class TorchMemory:
         mask = None if self.shown is None or start >= self.first else self.shown[:, start:end]
         # One new position sees every slot that is left.
         causal, window = T > 1, window if T > 1 else 0
-        rule = {"causal": causal, "window": window, "softcap": softcap}
-        return primitives.attend(q.to(keys.dtype), keys, values, mask, **rule).to(q.dtype)
+        same = q.dtype == keys.dtype
+        queries = q if same else q.to(keys.dtype)
+        found = primitives.attend(queries, keys, values, mask, causal=causal, window=window, softcap=softcap)
+        return found if same else found.to(q.dtype)
 
     def _shown(self) -> Tensor | None:
         """Which slots hold ids, ``[B, C]``; None for all."""

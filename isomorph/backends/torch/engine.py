@@ -256,12 +256,25 @@ class State:
         return Program(run, summing, tuple(line.partition(PATH_MARK)[2] for line in text.splitlines()))
 
 
-def eager(program: Rewritten, store: Store) -> Rewritten:
-    """A program as it is best called step by step."""
+def eager(program: Rewritten, store: Store, times: int = 1) -> Rewritten:
+    """A program as it is best called step by step; see :func:`~isomorph.backends.trace.flatten.flattened`."""
     if store.device.type != "cpu":
         return program
-    flat = flattened(program)
+    flat = flattened(program, times)
     return split_gelus(flat, lambda op: _is_tiny(op, flat, store))
+
+
+def times_of_one_row(program: Rewritten, store: Store) -> int:
+    """How often a step of generation had best compute a single row."""
+    if store.eight_bits:
+        return 1
+    sizes = [_sizes(op, program) for op in program.ops if op.kind == "linear" and op.weight is not None]
+    return kernels.times_of_one_row(sizes, store.compute_dtype, store.device)
+
+
+def _sizes(op: Op, program: Rewritten) -> tuple[int, int]:
+    """``(O, I)`` of a product."""
+    return program.shapes[op.outputs[0]][-1], program.shapes[op.inputs[0]][-1]
 
 
 _TINY = 1 << 16
@@ -270,7 +283,7 @@ _TINY = 1 << 16
 
 def _is_tiny(op: Op, program: Rewritten, store: Store) -> bool:
     """Whether a product is small and PyTorch's own, in a precision that a factor in its weight does not harm."""
-    sizes = (program.shapes[op.outputs[0]][-1], program.shapes[op.inputs[0]][-1])
+    sizes = _sizes(op, program)
     rows = prod(program.shapes[op.inputs[0]][:-1])
     if prod(sizes) > _TINY or store.compute_dtype in primitives.HALVES:
         return False
@@ -537,8 +550,7 @@ class TorchWriter(Writer):
         if self._store.eight_bits:
             return self._finish(self._by_eight_bits(op, x, program), op, other)
         bias = self.weight(op.bias)
-        sizes = (program.shapes[op.outputs[0]][-1], shape[-1])
-        if kernels.prefers_onednn(rows, sizes, self._store.compute_dtype, self._store.device):
+        if kernels.prefers_onednn(rows, _sizes(op, program), self._store.compute_dtype, self._store.device):
             return self._by_onednn(op, x, rows, bias, other)
         weight = self._store.tensor(op.weight)
         if len(shape) != 2 or (op.bias is None and other is None):

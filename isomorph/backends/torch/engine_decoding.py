@@ -11,7 +11,7 @@ from isomorph.backends.decoding import Layout, run_fixed, symbol_sizes
 from isomorph.backends.engine import compose, defined
 from isomorph.backends.torch.build import KINDS
 from isomorph.backends.torch.decoding import Array, TorchMemory, to_scores
-from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, eager
+from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, eager, times_of_one_row
 from isomorph.backends.torch.watching import in_evaluation
 from isomorph.backends.trace.rewrite import Rewritten
 from isomorph.backends.trace.steps import step_programs
@@ -67,7 +67,8 @@ class EngineDecoder:
         return known
 
     def _made(self, program: Rewritten) -> Function:
-        writer = TorchWriter(self.state.store, remembering=True)
+        store = self.state.store
+        writer = TorchWriter(store, remembering=True)
         with torch.no_grad():
-            text = compose(eager(program, self.state.store), writer, leading=["M"])
+            text = compose(eager(program, store, times_of_one_row(program, store)), writer, leading=["M"])
         return defined(text, writer.scope)

@@ -8,7 +8,7 @@ compute the right thing, is looked at once, and everything works without them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from math import prod
@@ -27,8 +27,8 @@ SMALL = 1 << 22
 FEW_ROWS = 8
 """Up to so many rows a product waits for its weight to come from memory, whatever its size."""
 _SMALL_FEW = 1 << 18
-_STREAMED = (1 << 14, 1 << 10)  # 64 MB of float32, which no cache holds
-_TRIES = 3
+_STREAMED = 1 << 26  # bytes that no cache holds
+_TRIES = 5
 
 _FUSED: dict[tuple[str, str], tuple[str, str]] = {
     ("gelu", "none"): ("gelu", "none"),
@@ -171,7 +171,7 @@ def prefers_onednn(rows: int, shape: tuple[int, ...], dtype: torch.dtype, device
     few, numbers = rows <= FEW_ROWS, prod(shape)
     if (numbers < _SMALL_FEW if few else rows * numbers < SMALL) or onednn() is None:
         return False
-    measured = _STREAMED if few else shape
+    measured = (_STREAMED // dtype.itemsize >> 10, 1 << 10) if few else shape
     kind = (max(rows, 1).bit_length(), *measured, dtype, torch.get_num_threads())
     if kind not in _choices:
         _choices[kind] = _measured(rows, torch.ones(measured, dtype=dtype))
@@ -187,12 +187,46 @@ def _measured(rows: int, weight: Tensor) -> bool:
         kernels.linear(x, packed, None, "none", [], "")
     except RuntimeError:  # half precision on a processor that has none
         return False
+    return _faster(
+        lambda: kernels.linear(x, packed, None, "none", [], ""), lambda: functional.linear(x, weight)
+    )
+
+
+def _faster(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
+    """Whether one call takes less time than the other; by turns, so that both meet the same machine."""
     best = [float("inf"), float("inf")]
-    for _ in range(_TRIES):  # by turns, so that both meet the same machine
-        for which, multiply in enumerate(
-            (lambda: functional.linear(x, weight), lambda: kernels.linear(x, packed, None, "none", [], ""))
-        ):
+    for _ in range(_TRIES):
+        for which, call in enumerate((one, other)):
             start = perf_counter()
-            multiply()
+            call()
             best[which] = min(best[which], perf_counter() - start)
-    return best[1] < best[0]
+    return best[0] < best[1]
+
+
+_TIMES = 6
+
+
+def times_of_one_row(sizes: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> int:
+    """How often a network with products by weights ``[O, I]`` of some sizes had best compute a single row.
+
+    oneDNN reads a bfloat16 weight slower for one row than for six on some processors.
+    """
+    shape = max(sizes, key=prod, default=(0, 0))
+    if dtype != torch.bfloat16 or not prefers_onednn(1, shape, dtype, device):
+        return 1
+    kind = (_TIMES, *shape, dtype, torch.get_num_threads())
+    if kind not in _choices:
+        _choices[kind] = _gains_from_more_rows(shape, dtype)
+    return _TIMES if _choices[kind] else 1
+
+
+def _gains_from_more_rows(shape: tuple[int, int], dtype: torch.dtype) -> bool:
+    kernels = onednn()
+    assert kernels is not None
+    count = 1 + _STREAMED // (prod(shape) * dtype.itemsize)
+    weights = [kernels.pack(torch.ones(shape, dtype=dtype), 1) for _ in range(count)]
+
+    def all_of(x: Tensor) -> Callable[[], Any]:
+        return lambda: [kernels.linear(x, weight, None, "none", [], "") for weight in weights]
+
+    return _faster(*(all_of(torch.ones(rows, shape[1], dtype=dtype)) for rows in (_TIMES, 1)))

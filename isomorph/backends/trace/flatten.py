@@ -18,20 +18,25 @@ _ANY_RANK = ("reshape", "heads")
 """They say the shape of their result, so that it does not matter how their input is laid out in axes."""
 
 
-def flattened(program: Rewritten) -> Rewritten:
+def flattened(program: Rewritten, times: int = 1) -> Rewritten:
     """Products, norms, activations and sums on ``[rows, D]`` in place of ``[B, T, D]``.
 
     A tensor changes its shape where another kind of step, or a reader of the outputs, wants it whole.
+
+    Args:
+        program: what to rewrite.
+        times: how often a single row is computed. Some kernels read a weight faster for a few rows than for one.
     """
-    return _Flattening(program).result()
+    return _Flattening(program, times).result()
 
 
 class _Flattening:
-    def __init__(self, program: Rewritten) -> None:
-        self.program = program
+    def __init__(self, program: Rewritten, times: int) -> None:
+        self.program, self.times = program, times
         self.shapes, self.dtypes = dict(program.shapes), dict(program.dtypes)
         self.ops: list[Op] = []
         self.flat: dict[int, int] = {}
+        self.repeated: set[int] = set()
         self.whole = set(program.inputs.values()) | set(program.parameters)
 
     def result(self) -> Rewritten:
@@ -72,7 +77,7 @@ class _Flattening:
 
     def _add_whole(self, op: Op) -> None:
         if op.kind in _ANY_RANK:
-            inputs = tuple(t if t in self.whole else self.flat[t] for t in op.inputs)
+            inputs = tuple(t if t in self.whole else self._once(self.flat[t], op.path) for t in op.inputs)
         else:
             inputs = op.inputs
             for tensor in op.reads:
@@ -82,19 +87,40 @@ class _Flattening:
 
     def _need_flat(self, tensor: int, path: str) -> int:
         if tensor not in self.flat:
-            self.flat[tensor] = self._made(tensor)
-            self._reshape(tensor, self.flat[tensor], path)
+            made = self.flat[tensor] = self._made(tensor)
+            if made in self.repeated:
+                one = self._new((1, self.shapes[made][1]), tensor)
+                self._reshape(tensor, one, path)
+                self.ops.append(Op("expand", (one,), (made,), {"shape": self.shapes[made]}, path))
+            else:
+                self._reshape(tensor, made, path)
         return self.flat[tensor]
 
     def _need_whole(self, tensor: int, path: str) -> None:
         if tensor not in self.whole:
-            self._reshape(self.flat[tensor], tensor, path)
+            self._reshape(self._once(self.flat[tensor], path), tensor, path)
             self.whole.add(tensor)
+
+    def _once(self, flat: int, path: str) -> int:
+        """A tensor as it is, or the first row of what is computed several times."""
+        if flat not in self.repeated:
+            return flat
+        one = self._new((1, self.shapes[flat][1]), flat)
+        self.ops.append(Op("narrow", (flat,), (one,), {"axis": 0, "start": 0, "stop": 1}, path))
+        return one
 
     def _made(self, tensor: int) -> int:
         *leading, width = self.shapes[tensor]
+        rows = prod(leading)
+        if rows != 1 or self.times == 1:
+            return self._new((rows, width), tensor)
+        made = self._new((self.times, width), tensor)
+        self.repeated.add(made)
+        return made
+
+    def _new(self, shape: tuple[int, int], like: int) -> int:
         made = len(self.shapes)
-        self.shapes[made], self.dtypes[made] = (prod(leading), width), self.dtypes[tensor]
+        self.shapes[made], self.dtypes[made] = shape, self.dtypes[like]
         return made
 
     def _reshape(self, tensor: int, made: int, path: str) -> None:
