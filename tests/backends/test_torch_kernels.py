@@ -26,7 +26,7 @@ def fresh():
     """Nothing is known of the kernels, before and after."""
 
     def forget() -> None:
-        for known in (kernels.onednn, kernels._eight_bits_work, fast_training.usable):
+        for known in (kernels.onednn, fast_training.usable):
             known.cache_clear()
         kernels._choices.clear()
 
@@ -171,75 +171,13 @@ def test_without_onednns_products(absence, mode, fresh, monkeypatch):
         assert message.endswith("); PyTorch's usual ones are taken")
 
 
-@pytest.mark.parametrize(
-    ("operator", "reason"),
-    [
-        (raising, "mkldnn_linear: this processor has no support"),
-        (lambda x, w, steps: torch.zeros(len(x), len(w), dtype=x.dtype), "it computes something else"),
-    ],
-)
-def test_without_products_of_eight_bits(operator, reason, fresh, monkeypatch):
-    broken = Operators(aten=Overloads(_weight_int8pack_mm=Overloads(default=operator)))
-    monkeypatch.setattr(kernels, "torch", Patched(broken))
-    plan = iso.resolve(TEXT, input=("B", "T", 64))
-    weights = order_one_weights(plan)
-    x = sample_inputs(plan, {"B": 2, "T": 3})["x"]
-    expected = numeric_bound(plan, weights, [x], dtype="bfloat16")
-    model = iso.torch.build(plan, weights)
-    with pytest.warns(RuntimeWarning) as caught:
-        iso.prepare(model, "int8")(torch.from_numpy(x))
-    found = iso.prepare(model, "int8")(torch.from_numpy(x))  # and no more is said: warnings are errors here
-    assert [str(one.message) for one in caught] == [
-        f"isomorph: PyTorch's product with weights of eight bits is not usable here ({reason}); "
-        "they are multiplied as bfloat16"
-    ]
-    (array,) = expected.outputs.values()
-    assert np.abs(found.numpy() - array).max() <= expected.total
-
-
 def test_the_kernels_are_here_and_right():
-    """In this version of PyTorch, which the tests run with, all of them are taken."""
+    """In this version of PyTorch, which the tests run with, they are taken."""
     assert kernels.onednn() is not None
-    assert kernels._eight_bits_work()
-
-
-@pytest.mark.parametrize("width", [1, 3, 8, 31, 32, 33, 40, 64, 96])
-def test_weights_of_eight_bits_at_every_width(width):
-    """PyTorch's kernel reads behind the rows of widths that are no multiple of its vectors: those are not given to it."""
-    plan = iso.resolve("linear(5)", input=("B", width))
-    weights = order_one_weights(plan)
-    engine = iso.prepare(iso.torch.build(plan, weights), "int8")
-    for B in (0, 1, 7, 16, 33):
-        x = sample_inputs(plan, {"B": B})["x"]
-        expected = numeric_bound(plan, weights, [x], dtype="bfloat16")
-        (array,) = expected.outputs.values()
-        assert np.abs(engine(torch.from_numpy(x)).numpy() - array).max(initial=0.0) <= expected.total
-
-
-def test_many_rows_meet_a_part_of_the_weight_at_a_time(monkeypatch):
-    """[1, 1] times rows [1, 2], [3, 4], [5, 6] with steps 1, 0.5, 2 is 3, 3.5, 22, whatever the parts."""
-    integers = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int8)
-    steps = torch.tensor([1.0, 0.5, 2.0], dtype=torch.bfloat16)
-    x = torch.ones(1, 2, dtype=torch.bfloat16)
-    for numbers in (1, 2, 4, 6, 100):
-        monkeypatch.setattr(kernels, "_WIDENED", numbers)
-        assert kernels.multiply_widened(x, integers, steps).tolist() == [[3.0, 3.5, 22.0]]
-
-
-def test_eight_bits_by_hand():
-    """Row [1.27, -0.64]: steps of 0.01 (0.010009765625 in bfloat16) give 127 and -64; row of zeros: zeros."""
-    plan = iso.resolve("linear(2, bias=False)", input=("B", 2))
-    weights = {"n0.weight": np.array([[1.27, -0.64], [0.0, 0.0]], np.float32)}
-    engine = iso.prepare(iso.torch.build(plan, weights), "int8")
-    integers, steps = engine._state.store.quantized(engines.derived.Parameter("n0.weight"))
-    assert integers.tolist() == [[127, -64], [0, 0]]
-    assert steps.tolist()[0] == 0.010009765625
-    assert engine(torch.ones(1, 2)).tolist()[0][1] == 0.0
 
 
 def test_a_gpu_takes_none_of_the_processors_kernels():
     assert not kernels.prefers_onednn(4096, (4096, 4096), torch.float32, torch.device("cuda"))
-    assert not kernels.multiplies_eight_bits(torch.empty(64, 64, dtype=torch.int8, device="meta"))
 
 
 def test_half_precision_that_the_processor_lacks(fresh, monkeypatch):

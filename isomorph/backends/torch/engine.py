@@ -30,7 +30,7 @@ from isomorph.backends.engine import (
     shape_text,
     tables_read,
 )
-from isomorph.backends.torch import kernels, primitives
+from isomorph.backends.torch import eight_bits, kernels, primitives
 from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.watching import Watch, count_steps, departure, expected_parts, in_evaluation
 from isomorph.backends.torch.weights import unwrap
@@ -376,19 +376,23 @@ class Store:
     def keep_at_hand(self) -> None:
         """Let weights be read faster, which takes a while."""
         for kept in list(self._kept.values()):
-            for weight in kept if isinstance(kept, tuple) else (kept,):
+            for weight in kept if isinstance(kept, tuple) else (kept,):  # with its steps
                 kernels.keep_at_hand(weight)
 
     def quantized(self, weight: Weight) -> tuple[Tensor, Tensor]:
         """``[O, I]`` as integers from -127 to 127, and the step of each row."""
 
-        def make() -> tuple[Tensor, Tensor]:
-            wide = self._made(weight, torch.float32)
-            step = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)
-            integers = (wide / step.float()[:, None]).round().clamp(-127, 127)
-            return integers.to(torch.int8), step
+        return self._once(("quantized", weight), lambda: self._rounded(weight))
 
-        return self._once(("quantized", weight), make)
+    def split(self, weight: Weight) -> eight_bits.Split:
+        """The same for products by split activations, in place of the integers."""
+        return self._once(("split", weight), lambda: eight_bits.packed(*self._rounded(weight)))
+
+    def _rounded(self, weight: Weight) -> tuple[Tensor, Tensor]:
+        wide = self._made(weight, torch.float32)
+        step = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)
+        integers = (wide / step.float()[:, None]).round().clamp(-127, 127)
+        return integers.to(torch.int8), step
 
     def dequantized(self, weight: Weight) -> Tensor:
         """What :meth:`quantized` stands for, for sizes that no kernel of eight bits takes."""
@@ -578,19 +582,24 @@ class TorchWriter(Writer):
 
     def _by_eight_bits(self, op: Op, x: str, program: Rewritten) -> str:
         assert op.weight is not None
+        shape, sizes = program.shapes[op.inputs[0]], _sizes(op, program)
+        rows = prod(shape[:-1])
+        flat = x if len(shape) == 2 else f"{x}.reshape({rows}, {shape[-1]})"
+        whole = "" if len(shape) == 2 else f".view{shape_text(program.shapes[op.outputs[0]])}"
+        if eight_bits.prefers_split(sizes, self._store.device):
+            self.scope["split_linear"] = eight_bits.multiply_split
+            weight = self.name(self._store.split(op.weight), "w")
+            return f"split_linear({flat}, {weight}, {self.weight(op.bias)}){whole}"
         integers, steps = self._store.quantized(op.weight)
-        shape = program.shapes[op.inputs[0]]
-        if 0 in shape or not kernels.multiplies_eight_bits(integers):
+        if 0 in shape or not eight_bits.multiplies_eight_bits(integers):
             wide = self._store.dequantized(op.weight)
             return f"linear({x}, {self.name(wide, 'w')}, {self.weight(op.bias)})"
-        few = prod(shape[:-1]) < kernels.MANY_ROWS
+        few = rows < eight_bits.MANY_ROWS
         self.scope["int8_linear"] = (
-            torch.ops.aten._weight_int8pack_mm.default if few else kernels.multiply_widened
+            torch.ops.aten._weight_int8pack_mm.default if few else eight_bits.multiply_widened
         )
-        flat = f"{x}.reshape(-1, {shape[-1]}).contiguous()"
-        product = f"int8_linear({flat}, {self.name(integers, 'w')}, {self.name(steps, 'w')})"
-        if len(shape) != 2:
-            product += f".view{shape_text((*shape[:-1], integers.shape[0]))}"
+        told = f"{self.name(integers, 'w')}, {self.name(steps, 'w')}"
+        product = f"int8_linear({flat}.contiguous(), {told}){whole}"
         return product if op.bias is None else f"({product} + {self.weight(op.bias)})"
 
     def _finish(self, product: str, op: Op, other: str | None) -> str:

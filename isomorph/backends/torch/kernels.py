@@ -105,57 +105,6 @@ def fused(name: str, attributes: dict[str, Any]) -> tuple[str, str] | None:
     return _FUSED.get((name, attributes.get("approximate", "")))
 
 
-_MULTIPLE = 32
-"""PyTorch's product with weights of eight bits reads behind the rows of others than multiples of this."""
-
-
-def multiplies_eight_bits(weight: Tensor) -> bool:
-    """Whether PyTorch multiplies by this weight ``[O, I]`` of eight bits as it is stored."""
-    if weight.device.type != "cpu" or weight.shape[1] % _MULTIPLE or weight.shape[0] == 0:
-        return False
-    return _eight_bits_work()
-
-
-@lru_cache(maxsize=1)
-def _eight_bits_work() -> bool:
-    """Whether PyTorch's product with weights of eight bits is here and right; what is missing is said once."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 2 * _MULTIPLE, generator=generator).to(torch.bfloat16)
-    w = torch.randint(-127, 128, (5, 2 * _MULTIPLE), generator=generator, dtype=torch.int8)
-    steps = torch.full((5,), 2.0**-7, dtype=torch.bfloat16)
-    try:
-        found = torch.ops.aten._weight_int8pack_mm.default(x, w, steps).float()
-        expected = x.float() @ (w.float() * 2.0**-7).t()
-        problem = (
-            "" if torch.allclose(found, expected, rtol=2**-7, atol=2**-4) else "it computes something else"
-        )
-    except (AttributeError, RuntimeError, TypeError) as error:
-        problem = str(error).splitlines()[0]
-    if problem:
-        warnings.warn(
-            f"isomorph: PyTorch's product with weights of eight bits is not usable here ({problem}); "
-            "they are multiplied as bfloat16",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return not problem
-
-
-MANY_ROWS = 16
-"""From so many rows on a weight of eight bits is widened for each product, which its own kernel is too slow for."""
-_WIDENED = 1 << 21
-
-
-def multiply_widened(x: Tensor, integers: Tensor, steps: Tensor) -> Tensor:
-    """``x`` times a weight of eight bits: ``[R, I], [O, I], [O] -> [R, O]``, all but the integers bfloat16.
-
-    A part of the weight at a time is widened, which is exact, so that it stays in the cache.
-    """
-    rows = max(1, _WIDENED // max(1, integers.shape[1]))
-    parts = [functional.linear(x, part.to(x.dtype)) for part in integers.split(rows)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).mul_(steps)
-
-
 _choices: dict[tuple[Any, ...], bool] = {}
 
 
@@ -187,12 +136,12 @@ def _measured(rows: int, weight: Tensor) -> bool:
         kernels.linear(x, packed, None, "none", [], "")
     except RuntimeError:  # half precision on a processor that has none
         return False
-    return _faster(
+    return is_faster(
         lambda: kernels.linear(x, packed, None, "none", [], ""), lambda: functional.linear(x, weight)
     )
 
 
-def _faster(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
+def is_faster(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
     """Whether one call takes less time than the other; by turns, so that both meet the same machine."""
     best = [float("inf"), float("inf")]
     for _ in range(_TRIES):
@@ -229,4 +178,4 @@ def _gains_from_more_rows(shape: tuple[int, int], dtype: torch.dtype) -> bool:
     def all_of(x: Tensor) -> Callable[[], Any]:
         return lambda: [kernels.linear(x, weight, None, "none", [], "") for weight in weights]
 
-    return _faster(*(all_of(torch.ones(rows, shape[1], dtype=dtype)) for rows in (_TIMES, 1)))
+    return is_faster(*(all_of(torch.ones(rows, shape[1], dtype=dtype)) for rows in (_TIMES, 1)))
