@@ -28,8 +28,8 @@ class Product(NamedTuple):
 
     @property
     def streaming(self) -> Product:
-        """One of as many rows whose weight is too large for any cache, 64 MB of float32."""
-        return Product(self.rows, 1 << 10, 1 << 14)
+        """One of as many rows whose weight is too large for many a cache, 64 MB of bfloat16."""
+        return Product(self.rows, 1 << 10, 1 << 15)
 
 
 class Attention(NamedTuple):

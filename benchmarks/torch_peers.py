@@ -17,7 +17,7 @@ from torch.nn import functional
 import isomorph as iso
 import peers
 from harness import Measured
-from isomorph.backends.torch import kernels
+from isomorph.backends.torch import eight_bits, kernels
 from networks import EPS, Attention, Block, Decoder, Product
 
 Tensor = torch.Tensor
@@ -239,10 +239,11 @@ def limit(
 
     with torch.no_grad(), torch.device(device):
         for product in products:
-            x, weight = _operands(product, number)
             if dtype == "int8":
-                pieces.append(_eight_bits(x, product.outputs))
-            elif product.streams and not backward:
+                choose(product.streaming, _eight_bits(product), _eight_bits(product.streaming))
+                continue
+            x, weight = _operands(product, number)
+            if product.streams and not backward:
                 large = _operands(product.streaming, number)
                 choose(product.streaming, _product(x, weight), _product(*large))
             else:
@@ -279,15 +280,34 @@ def _product(x: Tensor, w: Tensor) -> Makers:
         if operators is None:
             raise NotImplementedError
         weight, linear = operators.pack(w, len(x)), operators.linear
+        kernels.keep_at_hand(weight)
         return lambda: linear(x, weight, None, "none", [], "")
 
-    return [lambda: lambda: functional.linear(x, w), transposed, packed]
+    def repeated() -> Piece:
+        if len(x) > 1 or x.dtype != torch.bfloat16:
+            raise NotImplementedError
+        return _product(x.repeat(6, 1), w)[2]()
+
+    return [lambda: lambda: functional.linear(x, w), transposed, packed, repeated]
 
 
-def _eight_bits(x: Tensor, outputs: int) -> Piece:
-    w = torch.randint(-127, 128, (outputs, x.shape[1]), dtype=torch.int8)
-    step = torch.rand(outputs).to(x.dtype)
-    return lambda: torch.ops.aten._weight_int8pack_mm(x, w, step)
+def _eight_bits(product: Product) -> Makers:
+    """Kernels for a weight of eight bits: of half precision as it is, and of two bytes for each number."""
+    rows, inputs, outputs = product
+    w = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+    step = torch.rand(outputs).to(torch.bfloat16)
+
+    def as_it_is() -> Piece:
+        x = torch.randn(rows, inputs).to(torch.bfloat16)
+        return lambda: torch.ops.aten._weight_int8pack_mm(x, w, step)
+
+    def integers() -> Piece:
+        weight = eight_bits.packed(w, step)
+        x = torch.randint(0, 256, (max(4, 2 * rows), inputs), dtype=torch.uint8)
+        told = (None, 1.0, 0, torch.float32, "none", [], "")
+        return lambda: torch.ops.onednn.qlinear_pointwise(x, 1.0, 128, *weight, *told)
+
+    return [as_it_is, integers]
 
 
 def _of_weight(gradient: Tensor, x: Tensor, w: Tensor) -> Makers:

@@ -30,13 +30,14 @@ def asked(monkeypatch):
     ("start", "size", "whole"),
     [
         (PAGE, PAGE, [(PAGE, PAGE)]),
-        (PAGE + 1, 3 * PAGE, [(2 * PAGE, 2 * PAGE)]),  # what lies beside the memory is not touched
-        (PAGE - 4096, PAGE + 4095, []),
-        (PAGE + 1, PAGE, []),
+        (PAGE, PAGE + 1, [(PAGE, 2 * PAGE)]),
+        (PAGE + 1, 3 * PAGE, [(PAGE, 4 * PAGE)]),
+        (3 * PAGE - 1, PAGE // 2, [(2 * PAGE, 2 * PAGE)]),
+        (PAGE, PAGE // 2 - 1, []),
         (PAGE, 0, []),
     ],
 )
-def test_whole_pages_inside_the_memory(asked, start, size, whole):
+def test_whole_pages_around_the_memory(asked, start, size, whole):
     memory.in_large_pages(start, size)
     assert asked == ({14: whole, 25: whole} if whole else {})
 
@@ -64,7 +65,7 @@ def test_other_systems_are_not_asked(monkeypatch, platform):
 
 @pytest.mark.parametrize("framework", ["torch", "nnx"])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_the_second_generation_of_a_prepared_model_asks_once(asked, framework, dtype):
+def test_a_prepared_model_that_generates_much_asks_once(asked, framework, dtype):
     door = getattr(iso, framework)
     plan = iso.resolve(
         'ids = input("B", "T", dtype="int64")\nembedding(9, 1024)\nfeed_forward(4096)\n'
@@ -72,10 +73,25 @@ def test_the_second_generation_of_a_prepared_model_asks_once(asked, framework, d
     )
     engine = iso.prepare(door.build(plan), dtype)
     first = iso.generate(engine, [1, 2, 3], 3)
-    assert not asked
-    second = iso.generate(engine, [1, 2, 3], 3)
-    assert sum(length for _, length in asked[25]) >= 6 * PAGE  # at least 6 MB in each of two weights
+    iso.generate(engine, [1, 2, 3], 3)
+    assert not asked  # a few ids are not worth it
+    assert len([id for id, _ in zip(iso.stream(engine, [1, 2, 3], 520), range(3), strict=False)]) == 3
+    assert sum(length for _, length in asked[25]) >= 16 * 1024 * 1024  # two weights of 8 or 16 MB
     known = {advice: list(pairs) for advice, pairs in asked.items()}
-    third = iso.generate(engine, [1, 2, 3], 3)
-    assert first.tolist() == second.tolist() == third.tolist()
+    assert iso.generate(engine, [1, 2, 3], 3).tolist() == first.tolist()
+    iso.stream(engine, [1, 2, 3], 520)
     assert asked == known
+
+
+def test_a_first_long_generation_asks_too(asked):
+    plan = iso.resolve(
+        'ids = input("B", "T", dtype="int64")\nembedding(9, 1024)\nfeed_forward(4096)\nlinear(9)'
+    )
+    engine = iso.prepare(iso.torch.build(plan))
+    assert len([id for id, _ in zip(iso.stream(engine, [1, 2, 3], 520), range(3), strict=False)]) == 3
+    assert sum(length for _, length in asked[25]) >= 32 * 1024 * 1024
+
+
+def test_many_short_generations_are_one_long_one():
+    reading = memory.Reading()
+    assert [reading.pays(200) for _ in range(5)] == [False, False, True, False, False]

@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 from jax import numpy as jnp  # noqa: E402
 
+from isomorph.backends.jax import engine as jax_engine  # noqa: E402
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
     "mlp": [],
@@ -394,6 +396,52 @@ def test_arrays_that_are_there_count_inside_somebody_elses_compiled_function(cau
 
 
 # -- what is refused ---------------------------------------------------------------------------------------
+
+
+class Coming:
+    """A result that is there when it was asked for so often."""
+
+    def __init__(self, asked: float) -> None:
+        self.left = asked
+
+    def is_ready(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+@pytest.mark.parametrize(
+    ("result", "patience", "left"),
+    [
+        (Coming(1), 1, jax_engine.PATIENCE),
+        (Coming(3), 2, jax_engine.PATIENCE),
+        (Coming(float("inf")), 3, 2),
+        (object(), 1, jax_engine.PATIENCE),  # where it cannot be asked it is not waited for
+    ],
+)
+def test_a_result_is_waited_for_a_moment(result, patience, left, monkeypatch):
+    monkeypatch.setattr(jax_engine, "_SOON", 10.0 if left == jax_engine.PATIENCE else 1e-6)
+    assert jax_engine._awaited(result, patience) == left
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_results_that_are_late_are_waited_for_no_more(causal, monkeypatch):
+    patiences: list[int] = []
+
+    def awaited(result: Any, patience: int) -> int:
+        patiences.append(patience)
+        return patience - (len(patiences) != 2)  # the second comes in time
+
+    plan = iso.resolve(f"transformer_block(2, causal={causal})", input=("B", "T", 8))
+    engine = iso.prepare(iso.nnx.build(plan))
+    monkeypatch.setattr(jax_engine, "_is_awaited", lambda: True)
+    monkeypatch.setattr(jax_engine, "_awaited", awaited)
+    x = jnp.ones((1, 2, 8))
+    for _ in range(8):
+        engine(x)
+    assert patiences == [3, 2, 2, 1]
+    engine(jnp.ones((1, 3, 8)))
+    engine(jnp.ones((1, 3, 8)))
+    assert patiences[4:] == [3]  # other sizes may be fast
 
 
 def message(call: Any, *arguments: Any, **named: Any) -> str:

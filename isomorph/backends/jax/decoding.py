@@ -277,7 +277,7 @@ def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mappin
     """A decoder of a prepared model."""
     if model.departure:
         return model.source.decoding.start(model.source.model, layout, capacity, pads, inputs)
-    compiled, weights = model.steps(layout, len(pads))
+    compiled, weights = model.steps(layout, len(pads), capacity)
     return decoder(compiled, weights, capacity, pads, inputs)
 
 

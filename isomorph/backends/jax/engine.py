@@ -7,6 +7,7 @@ arguments. See :mod:`isomorph.backends.trace.rewrite` for what is rewritten.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from functools import cache, lru_cache
 from math import inf, prod
 from operator import attrgetter, is_
 from threading import Lock
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -28,7 +30,7 @@ from isomorph.backends.engine import Read, Writer, compose, defined, keywords, s
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.build import KINDS, PreparedPlan, require_x64
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
-from isomorph.backends.memory import in_large_pages
+from isomorph.backends.memory import Reading, in_large_pages
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.derived import Weight
@@ -110,10 +112,11 @@ class Engine:
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         state = self._state
         try:
-            known = not named and (*map(_class_shape_dtype, inputs),) in state.ready
+            kind = None if named else (*map(_class_shape_dtype, inputs),)
+            known = kind is not None and kind in state.ready
         except (AttributeError, TypeError):  # what is no array is refused below
-            known = False
-        results = self._begun(state, inputs) if known else None
+            kind, known = None, False
+        results = self._begun(state, inputs, kind) if known else None
         if results is None:
             results = self._checked(inputs, named)
         if not isinstance(results, tuple):
@@ -122,8 +125,10 @@ class Engine:
             return results[0]
         return dict(zip(self._names, results, strict=True))
 
-    def _begun(self, state: State, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """The results of inputs like some that were right, or None if the model changed.
+    def _begun(
+        self, state: State, tensors: tuple[Tensor, ...], kind: tuple[Any, ...] | None
+    ) -> tuple[Tensor, ...] | None:
+        """The results of inputs of a kind that was found right, or None if the model changed.
 
         The model is looked at while the results are being computed.
         """
@@ -133,7 +138,11 @@ class Engine:
             if state.holds(self.source.marks()):
                 raise
             return None
-        return self._finished(state, tensors, begun) if state.holds(self.source.marks()) else None
+        if not state.holds(self.source.marks()):
+            return None
+        if state.ready.get(kind):
+            state.ready[kind] = _awaited(begun[0][-1], state.ready[kind])
+        return self._finished(state, tensors, begun)
 
     def _checked(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """The results as a tuple, or what the model itself gives."""
@@ -158,7 +167,7 @@ class Engine:
         if self.plan.dtype != "float64":  # else JAX may be told to compute it in float32 at any time
             if len(state.ready) >= MOST_SHAPES:
                 state.ready.clear()
-            state.ready.add((*map(_class_shape_dtype, given),))
+            state.ready[(*map(_class_shape_dtype, given),)] = PATIENCE if _is_awaited() else 0
         return results
 
     def _finished(
@@ -191,12 +200,12 @@ class Engine:
             )
         return state
 
-    def steps(self, layout: Layout, rows: int) -> tuple[EngineSteps, tuple[Tensor, ...]]:
-        """The compiled steps of generation for so many rows, and their weights."""
+    def steps(self, layout: Layout, rows: int, slots: int) -> tuple[EngineSteps, tuple[Tensor, ...]]:
+        """The compiled steps of a generation of so many ids in so many rows, and their weights."""
         state = self.current()
         steps = state.functions.steps(layout, single=rows == 1)
         weights = state.arrays_of(steps.keys, self.source)
-        state.generating(weights)
+        state.generating(weights, slots)
         return steps, weights
 
     @property
@@ -229,6 +238,29 @@ def _computed(function: Any, weights: Sequence[Tensor], tensors: Sequence[Tensor
         return function(weights, tensors)
 
 
+PATIENCE = 3
+_SOON = 40e-6  # seconds
+
+
+@cache
+def _is_awaited() -> bool:
+    """Whether there is a processor to wait on while another one computes."""
+    return jax.default_backend() == "cpu" and (os.cpu_count() or 1) > 1
+
+
+def _awaited(result: Tensor, patience: int) -> int:
+    """Wait for a result that comes at once; how much patience is left.
+
+    Who asks for it too early sleeps, and waking takes longer than a small network computes.
+    """
+    late = perf_counter() + _SOON
+    is_ready: Any = getattr(result, "is_ready", lambda: True)  # not of every version's public interface
+    while not is_ready():
+        if perf_counter() > late:
+            return patience - 1
+    return PATIENCE
+
+
 class State:
     """A model at one moment, and what was derived from it.
 
@@ -237,7 +269,8 @@ class State:
         dtype: the model's.
         functions: the compiled functions of its plan.
         weights: the derived weights in the order of ``functions.keys``.
-        ready: classes, shapes and dtypes of inputs that were found to be right.
+        ready: by classes, shapes and dtypes of inputs that were found to be right, how often in a row their
+            results may still be late before they are not waited for any more.
     """
 
     functions: Functions
@@ -248,8 +281,8 @@ class State:
     ) -> None:
         self._marks, self.departure, self.dtype, self._narrow = marks, departure, dtype, narrow
         self._arrays: dict[tuple[Kept, bool], Tensor] = {}
-        self.ready: set[tuple[Any, ...]] = set()
-        self._generations = 0
+        self.ready: dict[Any, int] = {}
+        self._reading = Reading()
         if functions is not None:
             self.functions = functions
 
@@ -257,10 +290,9 @@ class State:
         """Whether the model still holds what it held."""
         return len(marks) == len(self._marks) and all(map(is_, marks, self._marks))
 
-    def generating(self, weights: Sequence[Tensor]) -> None:
-        """A generation begins. A second one tells that its weights will be read often."""
-        self._generations += 1
-        if self._generations == 2 and jax.default_backend() == "cpu":
+    def generating(self, weights: Sequence[Tensor], slots: int) -> None:
+        """A generation of so many ids from some weights begins."""
+        if self._reading.pays(slots) and jax.default_backend() == "cpu":
             for array in weights:
                 with suppress(ValueError, jax.errors.JaxRuntimeError):  # an array in several places
                     in_large_pages(array.unsafe_buffer_pointer(), array.nbytes)

@@ -30,6 +30,7 @@ from isomorph.backends.engine import (
     shape_text,
     tables_read,
 )
+from isomorph.backends.memory import Reading
 from isomorph.backends.torch import eight_bits, kernels, primitives
 from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.watching import Watch, count_steps, departure, expected_parts, in_evaluation
@@ -222,12 +223,11 @@ class State:
         self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self.ready: dict[tuple[Any, ...], Program] = {}
         self.steps: OrderedDict[Any, Any] = OrderedDict()
-        self._generations = 0
+        self._reading = Reading()
 
-    def generating(self) -> None:
-        """A generation begins. A second one tells that the weights will be read often."""
-        self._generations += 1
-        if self._generations == 2:
+    def generating(self, slots: int) -> None:
+        """A generation of so many ids begins."""
+        if self._reading.pays(slots):
             self.store.keep_at_hand()
 
     def write(self, program: Rewritten, careful: bool) -> Program:

@@ -27,7 +27,7 @@ class EngineDecoder:
         self, engine: Engine, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
     ) -> None:
         self.layout, self.state = layout, engine.current()
-        self.state.generating()
+        self._counted = False
         store = self.state.store
         self.padded = bool(pads.any())
         device = store.device
@@ -44,6 +44,9 @@ class EngineDecoder:
     def feed(self, ids: Array, *, wanted: bool) -> Array | None:
         tensor = torch.from_numpy(ids).to(self.state.store.device)
         mixing, scoring, (before, after) = self._functions(*ids.shape)
+        if not self._counted and ids.shape[1] == 1:  # now all weights are packed
+            self._counted = True
+            self.state.generating(self.memory.capacity)
         with torch.inference_mode():
             kept = mixing(self.memory, tensor, *[self.fixed[value] for value in before])
             self.memory.offset += ids.shape[1]
