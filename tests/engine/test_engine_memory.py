@@ -14,6 +14,10 @@ import isomorph as iso
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
+from flax import nnx  # noqa: E402
+
+from isomorph.backends.jax.engine import LARGEST  # noqa: E402
+from isomorph.engine.layout import decoding_layout  # noqa: E402
 
 GPT = (
     'ids = input("B", "T", dtype="int64")\nembedding(9, 8)\npos_embed(32)\n'
@@ -139,3 +143,28 @@ def test_steps_of_generation_are_bounded(monkeypatch):
     for length in range(1, 9):
         assert iso.generate(engine, list(range(length)), 2).shape == (length + 2,)
     assert len(engine._state.steps) == 3
+
+
+def places(arrays: Any) -> set[int]:
+    """Where large arrays lie."""
+    return {array.unsafe_buffer_pointer() for array in arrays if array.size > LARGEST}
+
+
+def test_large_weights_of_jax_are_the_models_own():
+    """Of a prepared model, and for reading a prompt: one text at a time alone takes others."""
+    plan = iso.resolve(
+        'ids = input("B", "T", dtype="int64")\nembedding(600, 768)\n'
+        "transformer_block(8, causal=True)\nlayer_norm()\nlinear(600)"
+    )
+    model = iso.nnx.build(plan)
+    engine = iso.prepare(model)
+    own = places(jax.tree.leaves(nnx.state(model, nnx.Param)))
+    assert len(own) == 8  # both tables; queries, keys, values and their result; both of the feed-forward part
+    assert places(engine._state.weights) == own
+    layout = decoding_layout(plan)
+    steps, weights = engine.reading_steps(layout, 1)
+    assert steps is engine.steps(layout, 2, 8)[0]
+    assert places(weights) <= own
+    assert not places(engine.steps(layout, 1, 8)[1]) <= own
+    assert engine.reading_steps(layout, 2) is None
+    assert iso.prepare(model, "bfloat16").reading_steps(layout, 1) is None

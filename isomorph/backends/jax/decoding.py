@@ -174,7 +174,12 @@ class CompiledLayout(CompiledSteps):
 
 @dataclass
 class JaxDecoder:
-    """See :class:`isomorph.backends.decoding.Decoder`."""
+    """See :class:`isomorph.backends.decoding.Decoder`.
+
+    Attributes:
+        compiled, parameters: steps and what they take.
+        reading: the same for several positions at once, None where there are no others.
+    """
 
     compiled: CompiledSteps
     parameters: Any
@@ -183,6 +188,7 @@ class JaxDecoder:
     pads: Tensor
     memory: Any = ((), ())
     offset: int = 0
+    reading: tuple[CompiledSteps, Any] | None = None
 
     def feed(self, ids: Array, *, wanted: bool) -> Array | None:
         try:
@@ -196,8 +202,11 @@ class JaxDecoder:
     def _fed(self, ids: Array, *, wanted: bool) -> Array | None:
         if self.offset + ids.shape[1] > self.capacity:
             self._grow(self.offset + ids.shape[1])
-        logits, self.memory = self.compiled.step(
-            self.parameters,
+        compiled, parameters = self.compiled, self.parameters
+        if self.reading is not None and ids.shape[1] > 1:
+            compiled, parameters = self.reading
+        logits, self.memory = compiled.step(
+            parameters,
             self.fixed,
             self.memory,
             ids.astype(np.int32),
@@ -278,7 +287,9 @@ def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mappin
     if model.departure:
         return model.source.decoding.start(model.source.model, layout, capacity, pads, inputs)
     compiled, weights = model.steps(layout, len(pads), capacity)
-    return decoder(compiled, weights, capacity, pads, inputs)
+    found = decoder(compiled, weights, capacity, pads, inputs)
+    found.reading = model.reading_steps(layout, len(pads))
+    return found
 
 
 def composites(plan: Plan) -> list[tuple[str, Operator]]:

@@ -208,6 +208,14 @@ class Engine:
         state.generating(weights, slots)
         return steps, weights
 
+    def reading_steps(self, layout: Layout, rows: int) -> tuple[EngineSteps, tuple[Tensor, ...]] | None:
+        """Those for several positions at once, where others are faster and take weights that are there anyway."""
+        state = self.current()
+        if rows > 1 or state.narrow is not None:
+            return None
+        steps = state.functions.steps(layout, single=False)
+        return steps, state.arrays_of(steps.keys, self.source)
+
     @property
     def departure(self) -> str:
         """What makes the model another than its plan says, or nothing."""
@@ -267,6 +275,7 @@ class State:
     Attributes:
         departure: what makes the model another than its plan says; then nothing is derived.
         dtype: the model's.
+        narrow: that of products, None for the model's.
         functions: the compiled functions of its plan.
         weights: the derived weights in the order of ``functions.keys``.
         ready: by classes, shapes and dtypes of inputs that were found to be right, how often in a row their
@@ -279,7 +288,7 @@ class State:
     def __init__(
         self, marks: Sequence[Any], departure: str, dtype: Any, narrow: Any, functions: Functions | None
     ) -> None:
-        self._marks, self.departure, self.dtype, self._narrow = marks, departure, dtype, narrow
+        self._marks, self.departure, self.dtype, self.narrow = marks, departure, dtype, narrow
         self._arrays: dict[tuple[Kept, bool], Tensor] = {}
         self.ready: dict[Any, int] = {}
         self._reading = Reading()
@@ -303,7 +312,7 @@ class State:
         if missing:
             parameters = source.parameters()
             for kept, narrow in missing:
-                dtype = self.dtype if self._narrow is None or not narrow else self._narrow
+                dtype = self.dtype if self.narrow is None or not narrow else self.narrow
                 self._arrays[kept, narrow] = _made(kept, parameters, dtype)
         return tuple(self._arrays[entry] for entry in keys.items())
 
