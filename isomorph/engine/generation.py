@@ -362,17 +362,19 @@ def _run(
     ended: Array = np.full(B, -1, dtype=np.int64)  # what a row that has ended repeats
     for step in range(max_new_tokens):
         assert logits is not None
-        new = np.where(ended >= 0, ended, sampling.choose(logits, step))
-        ended = np.where(np.isin(new, stops), new, ended) if len(stops) else ended
+        new = sampling.choose(logits, step)
+        if len(stops):
+            new = np.where(ended >= 0, ended, new)
+            ended = np.where(np.isin(new, stops), new, ended)
         yield new
-        if (ended >= 0).all() or step + 1 == max_new_tokens:
+        if step + 1 == max_new_tokens or (len(stops) and (ended >= 0).all()):
             return
         logits = decoder.feed(_known(new, layout)[:, None], wanted=True)
 
 
 def _known(ids: Array, layout: Layout) -> Array:
     """Ids to read next; E_RUNTIME when the network scores an id that it has no row for."""
-    if layout.vocabulary and (ids >= layout.vocabulary).any():
+    if layout.vocabulary and ids.max() >= layout.vocabulary:
         from isomorph.backends.contract import outside_table
 
         raise outside_table(int(ids.max()), layout.vocabulary)
