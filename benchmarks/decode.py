@@ -13,6 +13,7 @@ import numpy as np
 
 import isomorph as iso
 from harness import LIMIT, Goal, Measured, Options, main, workload
+from isomorph.backends.memory import PAYS
 from networks import NARROW, Array, Decoder, gpt2, truth, weights_of
 
 PROMPT = 16
@@ -38,10 +39,9 @@ def per_id(measured: Measured, calls: dict[str, Callable[[], Any]], n: int, roun
 
 
 def settle(engines: Iterable[Any], ids: Any, options: Options) -> None:
-    """Let prepared models know that they will generate much: from then on their weights lie in large pages."""
+    """Generate for so long that prepared models keep their weights in large pages from then on."""
     for engine in () if options.tiny or options.quick else engines:
-        for _ in zip(range(2), iso.stream(engine, ids, 512), strict=False):
-            pass
+        iso.generate(engine, ids, 1 + PAYS)
 
 
 def stepping(sizes: Decoder) -> Decoder:

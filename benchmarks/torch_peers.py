@@ -303,6 +303,7 @@ def _eight_bits(product: Product) -> Makers:
 
     def integers() -> Piece:
         weight = eight_bits.packed(w, step)
+        kernels.keep_at_hand(weight.packed)
         x = torch.randint(0, 256, (max(4, 2 * rows), inputs), dtype=torch.uint8)
         told = (None, 1.0, 0, torch.float32, "none", [], "")
         return lambda: torch.ops.onednn.qlinear_pointwise(x, 1.0, 128, *weight, *told)

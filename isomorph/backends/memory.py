@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 _LARGE_PAGE = 1 << 21
 _LEAST = _LARGE_PAGE // 2  # below that too much of a page is something else
 _HUGEPAGE, _COLLAPSE = 14, 25  # of madvise(2); the second is known from Linux 6.1 on
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def in_large_pages(start: int, size: int) -> None:
-    """Ask the system to hold memory in large pages, from which weights are read faster, a few per cent at one row.
+    """Ask Linux to hold memory in large pages, from which weights are read faster, a few per cent at one row.
 
-    It is a hint, which changes nothing that this memory holds, or what shares a page with it; where the system
-    takes none, nothing happens. It costs about a millisecond for each 2 MB once.
+    It changes nothing that this memory holds, or what shares a page with it, and costs about a millisecond for
+    each 2 MB once. Where there are no large pages, or an administrator wants none, nothing happens.
 
     Args:
         start: address of the first byte.
@@ -29,23 +31,20 @@ def in_large_pages(start: int, size: int) -> None:
         advise(first, length, _COLLAPSE)
 
 
-class Reading:
-    """How often weights were read for a single position, and whether large pages pay by now."""
+class Uses:
+    """How often some weights were read for a single position, and whether large pages pay by now."""
 
     def __init__(self) -> None:
-        self._slots, self._paid = 0, False
+        self._count = 0
 
-    def pays(self, slots: int) -> bool:
-        """True once: when with so many positions more what is won may reach what it costs."""
-        self._slots += slots
-        if self._paid or self._slots < _PAYS:
-            return False
-        self._paid = True
-        return True
+    def pays(self) -> bool:
+        """Count a use; True once, when what is won by now may be as much as what it costs."""
+        self._count += 1
+        return self._count == PAYS
 
 
-_PAYS = 512
-"""Positions after which large pages pay: a step is shorter by a thousandth to a five-hundredth of what they cost."""
+PAYS = 512
+"""Uses after which large pages pay: each takes less time by about that part of what they cost."""
 
 
 @lru_cache(maxsize=1)
@@ -56,6 +55,8 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     import ctypes
 
     try:
+        if "[never]" in _SETTING.read_text():
+            return None
         function = ctypes.CDLL(None).madvise
     except (AttributeError, OSError):
         return None

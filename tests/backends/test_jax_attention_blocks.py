@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from isomorph.backends.jax import engine, primitives
+from isomorph.backends.jax import primitives, writer
 from isomorph.backends.reference import primitives as reference
 
 SHAPES = [(9, 9), (3, 9), (9, 3), (0, 5)]
@@ -53,7 +53,7 @@ def test_blocks_give_what_the_reference_gives(shape, rule, masked, blocks):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
         if not masked:
             told = {"causal": False, "window": 0, "softcap": 0.0} | rule
-            fast = engine.attend(*map(jnp.asarray, (q, k, v)), **told)
+            fast = writer.attend(*map(jnp.asarray, (q, k, v)), **told)
             np.testing.assert_allclose(fast, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -96,7 +96,7 @@ def test_nobody_sees_the_future_because_the_present_overflows(first, groups):
     """The first query times its key is -1e40 or -1e38; later scores are larger, and must not come in their place."""
     q, k = (jnp.asarray(x, jnp.float32).reshape(1, 1, 3, 1) for x in ([-first, 1, 1], [first, 1, 1]))
     v = jnp.arange(3.0).reshape(1, 1, 3, 1)
-    quick = engine.attend(jnp.repeat(q, groups, 1), k, v, causal=True, window=0, softcap=0.0)
+    quick = writer.attend(jnp.repeat(q, groups, 1), k, v, causal=True, window=0, softcap=0.0)
     seen = float(quick[0, 0, 0, 0])
     assert seen == 0.0 or not np.isfinite(seen)
 
@@ -107,5 +107,5 @@ def test_a_hidden_score_that_overflows_is_noticed_by_the_sum():
     v = jnp.arange(3.0).reshape(1, 1, 3, 1)
     careful = primitives.attention(q, k, v, causal=True)
     assert careful[0, 0, :, 0].tolist() == [0.0, 0.5, 2.0]
-    quick = engine.attend(q, k, v, causal=True, window=0, softcap=0.0)
+    quick = writer.attend(q, k, v, causal=True, window=0, softcap=0.0)
     assert not bool(jnp.isfinite(quick.sum()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")
 from isomorph.backends.torch import eight_bits  # noqa: E402
-from isomorph.backends.torch import engine as engines  # noqa: E402
+from isomorph.backends.trace.derived import Parameter  # noqa: E402
 
 TEXT = "h = feed_forward(128)\nh = add(x, h)\nattention(h, 4)\nlinear(40)"
 CPU = torch.device("cpu")
@@ -85,7 +87,9 @@ def test_without_products_of_eight_bits(operator, reason, monkeypatch):
 
 
 def test_both_kernels_are_here_and_right():
-    """In this version of PyTorch, which the tests run with, they are taken."""
+    """In this version of PyTorch, which the tests run with, they are taken; of integers where processors can."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    assert eight_bits._split_works() or not re.search("avx512_vnni|avx_vnni", flags)
     assert eight_bits._eight_bits_work()
     assert eight_bits.multiplies_eight_bits(torch.ones(8, 64, dtype=torch.int8))
     assert not eight_bits.multiplies_eight_bits(torch.empty(64, 64, dtype=torch.int8, device="meta"))
@@ -119,7 +123,7 @@ def test_eight_bits_by_hand():
     plan = iso.resolve("linear(2, bias=False)", input=("B", 2))
     weights = {"n0.weight": np.array([[1.27, -0.64], [0.0, 0.0]], np.float32)}
     engine = iso.prepare(iso.torch.build(plan, weights), "int8")
-    integers, steps = engine._state.store.quantized(engines.derived.Parameter("n0.weight"))
+    integers, steps = engine._state.store.quantized(Parameter("n0.weight"))
     assert integers.tolist() == [[127, -64], [0, 0]]
     assert steps.tolist()[0] == 0.010009765625
     assert engine(torch.ones(1, 2)).tolist()[0][1] == 0.0
@@ -169,16 +173,38 @@ def test_a_number_is_off_by_half_a_step_at_most(rows, dtype):
 @has_integers
 def test_rows_that_are_zero_or_not_finite_or_none():
     weight = split_of(np.eye(3, dtype=np.int8), [1.0, 1.0, 1.0])
-    x = torch.tensor([[0.0, 0.0, 0.0], [1.0, torch.nan, 1.0], [1.0, 2.0, 4.0], [1e-38, 0.0, 0.0]])
-    found = eight_bits.multiply_split(x, weight, None)
-    assert found[0].tolist() == [0.0, 0.0, 0.0]
-    assert found[1].isnan().all()
-    assert found[2].tolist() == pytest.approx([1.0, 2.0, 4.0], abs=1e-4)
-    assert found[3].tolist() == pytest.approx([0.0, 0.0, 0.0], abs=1e-30)
-    assert not torch.isfinite(
-        eight_bits.multiply_split(torch.tensor([[torch.inf, 1.0, 2.0]]), weight, None)
-    ).all()
+    x = torch.tensor(
+        [[0.0, 0.0, 0.0], [1.0, torch.nan, 1.0], [1.0, 2.0, 4.0], [1e-38, 0.0, 0.0], [1.0, torch.inf, 1.0]]
+    )
+    for rows in (x, x[:, [1, 0, 2]], -x):
+        found = eight_bits.multiply_split(rows.contiguous(), weight, None)
+        assert found[0].tolist() == [0.0, 0.0, 0.0]
+        assert found[[1, 4]].isnan().all()
+        np.testing.assert_allclose(found[[2, 3]], rows[[2, 3]], atol=1e-4)
     assert eight_bits.multiply_split(torch.empty(0, 3), weight, torch.ones(3)).shape == (0, 3)
+
+
+@has_integers
+def test_the_widest_rows_that_are_split():
+    """Equal signs throughout: the largest sums that there are. Wider rows, whose sums might not fit, are refused."""
+    width = eight_bits._WIDEST
+    found = eight_bits.multiply_split(
+        torch.ones(1, width), split_of(np.full((2, width), 127), [1.0, 1.0]), None
+    )
+    np.testing.assert_allclose(found, np.full((1, 2), 127.0 * width), rtol=1e-4)
+    assert not eight_bits.prefers_split((1 << 10, width + 32), CPU)
+
+
+@has_integers
+def test_many_rows_are_multiplied_a_part_at_a_time(monkeypatch):
+    rng = np.random.default_rng(0)
+    weight = split_of(rng.integers(-127, 128, (5, 64)), np.ones(5, np.float32))
+    x = torch.from_numpy(rng.standard_normal((20, 64)).astype(np.float32))
+    whole = eight_bits.multiply_split(x, weight, torch.ones(5))
+    monkeypatch.setattr(eight_bits, "_PIECE", 7)
+    np.testing.assert_allclose(
+        eight_bits.multiply_split(x, weight, torch.ones(5)), whole, rtol=1e-5, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("operator", [raising, lambda x, *told: torch.zeros(len(x), 5)])
@@ -221,12 +247,28 @@ def test_a_prepared_model_with_split_activations(sizes, monkeypatch):
     engine = iso.prepare(iso.torch.build(plan, weights), "int8")
     x = sample_inputs(plan, dict(zip("BT", sizes, strict=True)))["x"]
     found = engine(torch.from_numpy(x))
-    (array,) = numeric_bound(plan, weights, [x], dtype="bfloat16").outputs.values()
-    total = numeric_bound(plan, weights, [x], dtype="bfloat16").total
-    assert np.abs(found.numpy() - array).max(initial=0.0) <= total
+    expected = numeric_bound(plan, weights, [x], dtype="bfloat16")
+    (array,) = expected.outputs.values()
+    assert np.abs(found.numpy() - array).max(initial=0.0) <= expected.total
     kept = {kind for kind, _ in engine._state.store._kept}
     assert "split" in kept
     assert "quantized" not in kept  # a weight is kept once
+
+
+@has_integers
+@pytest.mark.parametrize("text", ["linear(64)", "transpose(1, 2)\nlinear(64)"])
+def test_split_activations_that_are_not_contiguous(text, monkeypatch):
+    monkeypatch.setattr(eight_bits, "_LARGE", 1)
+    monkeypatch.setattr(eight_bits, "is_faster", lambda *calls: True)
+    shape = (5, 64) if text == "linear(64)" else (1, 64, 5)
+    plan = iso.resolve(text, input=shape)
+    weights = order_one_weights(plan)
+    x = sample_inputs(plan, {})["x"]
+    turned = torch.from_numpy(np.ascontiguousarray(x.swapaxes(-1, -2))).transpose(-1, -2)
+    expected = numeric_bound(plan, weights, [x], dtype="bfloat16")
+    (array,) = expected.outputs.values()
+    found = iso.prepare(iso.torch.build(plan, weights), "int8")(turned)
+    assert np.abs(found.numpy() - array).max() <= expected.total
 
 
 @has_integers

@@ -29,6 +29,7 @@ def fresh():
         for known in (kernels.onednn, fast_training.usable):
             known.cache_clear()
         kernels._choices.clear()
+        kernels._gains.clear()
 
     forget()
     yield
@@ -91,8 +92,12 @@ class Patched:
 
 def test_a_row_may_be_computed_several_times(fresh, monkeypatch):
     """The same scores, whichever kernel was found to be faster."""
-    if kernels.onednn() is None:
-        pytest.skip("this PyTorch has no such kernels")
+    operators = kernels.onednn()
+    try:
+        assert operators is not None
+        operators.pack(torch.ones(4, 4, dtype=torch.bfloat16), 1)
+    except (AssertionError, RuntimeError):
+        pytest.skip("there are no such kernels here")
     plan = iso.resolve(
         'ids = input("B", "T", dtype="int64")\nembedding(50, 64)\n'
         "transformer_block(4, causal=True)\nlayer_norm()\nlinear(50)"
@@ -114,7 +119,7 @@ def test_a_row_may_be_computed_several_times(fresh, monkeypatch):
     monkeypatch.setattr(kernels, "prefers_onednn", lambda *told: True)
     monkeypatch.setattr(kernels, "_gains_from_more_rows", lambda *told: many)
     for many in (False, True):
-        kernels._choices.clear()
+        kernels._gains.clear()
         texts.clear()
         engine = iso.prepare(iso.torch.build(plan, weights), "bfloat16")
         for rows in (1, 2):
@@ -123,6 +128,21 @@ def test_a_row_may_be_computed_several_times(fresh, monkeypatch):
     plain, repeated = scores[:6], scores[6:]
     for one, other in zip(plain, repeated, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2.0**-6 * np.abs(one).max())
+
+
+@pytest.mark.parametrize("gains", [False, True])
+def test_the_choice_among_kernels_is_not_that_of_rows(gains, fresh, monkeypatch):
+    """One question is asked of 32 to 63 rows, the other of a single one computed six times."""
+    if kernels.onednn() is None:
+        pytest.skip("this PyTorch has no such kernels")
+    monkeypatch.setattr(kernels, "_measured", lambda rows, weight: rows <= 8 or not gains)
+    monkeypatch.setattr(kernels, "_gains_from_more_rows", lambda *told: gains)
+    cpu, shape = torch.device("cpu"), (512, 512)
+    assert kernels.times_of_one_row([shape], torch.bfloat16, cpu) == (6 if gains else 1)
+    assert kernels.prefers_onednn(40, shape, torch.bfloat16, cpu) is not gains
+    assert kernels.times_of_one_row([shape], torch.bfloat16, cpu) == (6 if gains else 1)
+    assert kernels.times_of_one_row([], torch.bfloat16, cpu) == 1
+    assert kernels.times_of_one_row([shape], torch.float32, cpu) == 1
 
 
 ABSENCES = {

@@ -162,9 +162,9 @@ def test_large_weights_of_jax_are_the_models_own():
     assert len(own) == 8  # both tables; queries, keys, values and their result; both of the feed-forward part
     assert places(engine._state.weights) == own
     layout = decoding_layout(plan)
-    steps, weights = engine.reading_steps(layout, 1)
-    assert steps is engine.steps(layout, 2, 8)[0]
-    assert places(weights) <= own
-    assert not places(engine.steps(layout, 1, 8)[1]) <= own
-    assert engine.reading_steps(layout, 2) is None
-    assert iso.prepare(model, "bfloat16").reading_steps(layout, 1) is None
+    one, several = engine.steps(layout, 1), engine.steps(layout, 2)
+    assert several.single is several.longer is one.longer
+    assert places(one.longer_weights) <= own
+    assert not places(one.weights) <= own
+    narrow = iso.prepare(model, "bfloat16").steps(layout, 1)
+    assert narrow.single is narrow.longer

@@ -669,6 +669,29 @@ def test_memory_grows_with_the_text(network, models, kind, monkeypatch):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["torch", "prepared torch"])
+def test_memory_of_half_precision_grows_too(network, models, kind, monkeypatch):
+    """PyTorch keeps it in float32 on the CPU, also beside padding and behind a window."""
+    from isomorph.backends.torch.decoding import TorchMemory
+    from isomorph.engine import generation
+
+    dtypes = set()
+
+    def longer(self: Any, old: Any) -> Any:
+        new = before(self, old)
+        dtypes.add(new.dtype)
+        return new
+
+    plan, weights = network("window", "bfloat16")
+    model = models(plan, weights, kind)
+    expected = iso.generate(model, [[3, 1, 4], [1, 5, 9, 2, 6]], 40)
+    before = TorchMemory._longer
+    monkeypatch.setattr(TorchMemory, "_longer", longer)
+    monkeypatch.setattr(generation, "_FIRST_ROOM", 2)
+    np.testing.assert_array_equal(iso.generate(model, [[3, 1, 4], [1, 5, 9, 2, 6]], 40), expected)
+    assert dtypes == {torch.float32}
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_room_for_a_text_without_end_is_not_taken_at_once(network, models, framework):
     """10**12 positions of two attentions would take more bytes than there are on earth's largest machine."""

@@ -50,10 +50,10 @@ def example(name: str, **arguments: Any) -> iso.Plan:
 @pytest.fixture
 def quick(monkeypatch):
     """JAX's compiler without its costly passes: these functions run once."""
-    from isomorph.backends.jax import engine, harness
+    from isomorph.backends.jax import engine, harness, writer
 
     engine.functions_of.cache_clear()
-    monkeypatch.setattr(engine, "_options", harness._options)
+    monkeypatch.setattr(writer, "compiler_options", harness._options)
     yield
     engine.functions_of.cache_clear()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -172,23 +172,32 @@ class CompiledLayout(CompiledSteps):
         return run_moving(self.layout, layers, primitives, ids, fixed, wanted=wanted)
 
 
-@dataclass
-class JaxDecoder:
-    """See :class:`isomorph.backends.decoding.Decoder`.
+class Steps(NamedTuple):
+    """What computes the steps of a generation.
 
     Attributes:
-        compiled, parameters: steps and what they take.
-        reading: the same for several positions at once, None where there are no others.
+        single, weights: a step of one position, and what it takes.
+        longer, longer_weights: the same for several positions at once.
+        stepped: told of every step of one position.
     """
 
-    compiled: CompiledSteps
-    parameters: Any
+    single: CompiledSteps
+    weights: Any
+    longer: CompiledSteps
+    longer_weights: Any
+    stepped: Callable[[], None] = lambda: None
+
+
+@dataclass
+class JaxDecoder:
+    """See :class:`isomorph.backends.decoding.Decoder`."""
+
+    steps: Steps
     fixed: Any
     capacity: int
     pads: Tensor
     memory: Any = ((), ())
     offset: int = 0
-    reading: tuple[CompiledSteps, Any] | None = None
 
     def feed(self, ids: Array, *, wanted: bool) -> Array | None:
         try:
@@ -202,11 +211,12 @@ class JaxDecoder:
     def _fed(self, ids: Array, *, wanted: bool) -> Array | None:
         if self.offset + ids.shape[1] > self.capacity:
             self._grow(self.offset + ids.shape[1])
-        compiled, parameters = self.compiled, self.parameters
-        if self.reading is not None and ids.shape[1] > 1:
-            compiled, parameters = self.reading
+        steps, single = self.steps, ids.shape[1] == 1
+        if single:
+            steps.stepped()
+        compiled, weights = (steps.single, steps.weights) if single else (steps.longer, steps.longer_weights)
         logits, self.memory = compiled.step(
-            parameters,
+            weights,
             self.fixed,
             self.memory,
             ids.astype(np.int32),
@@ -232,13 +242,16 @@ def _rounded(capacity: int) -> int:
     return -(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP
 
 
-def decoder(
-    compiled: CompiledSteps, parameters: Any, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
-) -> JaxDecoder:
+def decoder(steps: Steps, capacity: int, pads: Array, inputs: Mapping[int, Tensor]) -> JaxDecoder:
     """A decoder; the capacity is rounded up, so that few are compiled for."""
-    layout = compiled.layout
-    fixed = compiled.fixed(parameters, dict(inputs)) if layout.others or layout.fixed else {}
-    return JaxDecoder(compiled, parameters, fixed, _rounded(capacity), jnp.asarray(pads, jnp.int32))
+    layout = steps.single.layout
+    fixed = steps.single.fixed(steps.weights, dict(inputs)) if layout.others or layout.fixed else {}
+    return JaxDecoder(steps, fixed, _rounded(capacity), jnp.asarray(pads, jnp.int32))
+
+
+def same_steps(compiled: CompiledSteps, parameters: Any) -> Steps:
+    """The same for one position and for several."""
+    return Steps(compiled, parameters, compiled, parameters)
 
 
 def checked_inputs(
@@ -284,12 +297,10 @@ def plan_of(model: Any) -> Plan:
 
 def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]) -> JaxDecoder:
     """A decoder of a prepared model."""
-    if model.departure:
+    steps = model.steps(layout, len(pads))
+    if steps is None:
         return model.source.decoding.start(model.source.model, layout, capacity, pads, inputs)
-    compiled, weights = model.steps(layout, len(pads), capacity)
-    found = decoder(compiled, weights, capacity, pads, inputs)
-    found.reading = model.reading_steps(layout, len(pads))
-    return found
+    return decoder(steps, capacity, pads, inputs)
 
 
 def composites(plan: Plan) -> list[tuple[str, Operator]]:

@@ -9,33 +9,34 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
-from math import inf, prod
+from math import inf
 from operator import attrgetter, is_
 from threading import Lock
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax import lax
 from jax import numpy as jnp
 from jax.core import Tracer
 
 from isomorph.backends.contract import DTYPE_KINDS
-from isomorph.backends.decoding import Layout, symbol_sizes
-from isomorph.backends.engine import Read, Writer, compose, defined, keywords, shape_text, tables_read
-from isomorph.backends.jax import primitives
-from isomorph.backends.jax.build import KINDS, PreparedPlan, require_x64
-from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
-from isomorph.backends.memory import Reading, in_large_pages
+from isomorph.backends.decoding import Layout
+from isomorph.backends.engine import compose, defined, tables_read
+from isomorph.backends.jax import primitives, writer
+from isomorph.backends.jax.build import PreparedPlan, require_x64
+from isomorph.backends.jax.decoding import Steps
+from isomorph.backends.jax.engine_decoding import EngineSteps
+from isomorph.backends.jax.engine_weights import Held, Kept, collect, made_of
+from isomorph.backends.jax.writer import JaxWriter
+from isomorph.backends.memory import Uses, in_large_pages
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.derived import Weight
-from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
-from isomorph.backends.trace.steps import fixed_program, rows_at, step_programs
+from isomorph.backends.trace.rewrite import rewritten
 
 Tensor = jax.Array
 MOST_SHAPES = 64
@@ -47,13 +48,6 @@ SHARED = 32
 
 
 _class_shape_dtype = attrgetter("__class__", "shape", "dtype")
-
-
-class Held(NamedTuple):
-    """A parameter as a model holds it: an array, and whether it is the transpose of the plan's."""
-
-    array: Tensor
-    transposed: bool
 
 
 class Source(Protocol):
@@ -140,8 +134,9 @@ class Engine:
             return None
         if not state.holds(self.source.marks()):
             return None
-        if state.ready.get(kind):
-            state.ready[kind] = _awaited(begun[0][-1], state.ready[kind])
+        patience = state.ready.get(kind)
+        if patience:
+            state.ready[kind] = _awaited(begun[0][-1], patience)
         return self._finished(state, tensors, begun)
 
     def _checked(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -200,21 +195,22 @@ class Engine:
             )
         return state
 
-    def steps(self, layout: Layout, rows: int, slots: int) -> tuple[EngineSteps, tuple[Tensor, ...]]:
-        """The compiled steps of a generation of so many ids in so many rows, and their weights."""
-        state = self.current()
-        steps = state.functions.steps(layout, single=rows == 1)
-        weights = state.arrays_of(steps.keys, self.source)
-        state.generating(weights, slots)
-        return steps, weights
+    def steps(self, layout: Layout, rows: int) -> Steps | None:
+        """The compiled steps of a generation in so many rows, all of one moment of the model.
 
-    def reading_steps(self, layout: Layout, rows: int) -> tuple[EngineSteps, tuple[Tensor, ...]] | None:
-        """Those for several positions at once, where others are faster and take weights that are there anyway."""
+        None where the model itself generates.
+        """
         state = self.current()
-        if rows > 1 or state.narrow is not None:
+        if state.departure:
             return None
-        steps = state.functions.steps(layout, single=False)
-        return steps, state.arrays_of(steps.keys, self.source)
+        single = rows == 1
+        steps = state.functions.steps(layout, single=single)
+        weights = state.arrays_of(steps.keys, self.source)
+        if not single or state.narrow is not None:  # narrow weights would be kept in two orders
+            return Steps(steps, weights, steps, weights, lambda: state.stepped(single, weights))
+        longer = state.functions.steps(layout, single=False)
+        own = state.arrays_of(longer.keys, self.source)
+        return Steps(steps, weights, longer, own, lambda: state.stepped(single, weights))
 
     @property
     def departure(self) -> str:
@@ -247,13 +243,17 @@ def _computed(function: Any, weights: Sequence[Tensor], tensors: Sequence[Tensor
 
 
 PATIENCE = 3
+"""How often in a row results of a kind may be late before they are not waited for any more."""
 _SOON = 40e-6  # seconds
 
 
 @cache
 def _is_awaited() -> bool:
     """Whether there is a processor to wait on while another one computes."""
-    return jax.default_backend() == "cpu" and (os.cpu_count() or 1) > 1
+    if jax.default_backend() != "cpu":
+        return False
+    usable = getattr(os, "sched_getaffinity", None)
+    return (len(usable(0)) if usable else os.cpu_count() or 1) > 1
 
 
 def _awaited(result: Tensor, patience: int) -> int:
@@ -291,7 +291,7 @@ class State:
         self._marks, self.departure, self.dtype, self.narrow = marks, departure, dtype, narrow
         self._arrays: dict[tuple[Kept, bool], Tensor] = {}
         self.ready: dict[Any, int] = {}
-        self._reading = Reading()
+        self._uses = {True: Uses(), False: Uses()}
         if functions is not None:
             self.functions = functions
 
@@ -299,12 +299,13 @@ class State:
         """Whether the model still holds what it held."""
         return len(marks) == len(self._marks) and all(map(is_, marks, self._marks))
 
-    def generating(self, weights: Sequence[Tensor], slots: int) -> None:
-        """A generation of so many ids from some weights begins."""
-        if self._reading.pays(slots) and jax.default_backend() == "cpu":
+    def stepped(self, single: bool, weights: Sequence[Tensor]) -> None:
+        """Another id of each row was read, of a single row or of several."""
+        if self._uses[single].pays():
             for array in weights:
                 with suppress(ValueError, jax.errors.JaxRuntimeError):  # an array in several places
-                    in_large_pages(array.unsafe_buffer_pointer(), array.nbytes)
+                    if {device.platform for device in array.devices()} == {"cpu"}:
+                        in_large_pages(array.unsafe_buffer_pointer(), array.nbytes)
 
     def arrays_of(self, keys: Mapping[Kept, bool], source: Source) -> tuple[Tensor, ...]:
         """The arrays behind keys, each computed once; a product's in the narrow dtype."""
@@ -313,18 +314,8 @@ class State:
             parameters = source.parameters()
             for kept, narrow in missing:
                 dtype = self.dtype if self.narrow is None or not narrow else self.narrow
-                self._arrays[kept, narrow] = _made(kept, parameters, dtype)
+                self._arrays[kept, narrow] = made_of(kept, parameters, dtype)
         return tuple(self._arrays[entry] for entry in keys.items())
-
-
-class Kept(NamedTuple):
-    """A derived weight as an engine keeps it: ``[O, I]``, or ``[I, O]`` with ``inputs_first``.
-
-    The compiler multiplies one row faster by the former and several rows by the latter.
-    """
-
-    weight: Weight
-    inputs_first: bool
 
 
 class Functions:
@@ -346,7 +337,7 @@ class Functions:
         program = rewritten(trace(self._plan), largest=LARGEST)
         collect(program, self.keys, self._inputs_first)
         self.tables = tables_read(program)
-        self.fast = jax.jit(self._fast, compiler_options=dict(_options()))
+        self.fast = jax.jit(self._fast, compiler_options=dict(writer.compiler_options()))
         self.careful = jax.jit(self._careful)  # it may stand inside somebody else's compiled function
         self._steps: dict[bool, EngineSteps] = {}
 
@@ -383,285 +374,3 @@ class Functions:
 def functions_of(prepared: PreparedPlan, dtype: Any, narrow: Any) -> Functions:
     """The functions of a plan or of one equal to it."""
     return Functions(prepared, dtype, narrow)
-
-
-def collect(program: Rewritten, keys: dict[Kept, bool], inputs_first: Callable[[Weight], bool]) -> None:
-    """Add every derived weight that a program reads, and whether products alone read it.
-
-    They are the same at all sizes.
-    """
-    for op in program.ops:
-        if op.weight is not None:
-            product = op.kind == "linear"
-            keys.setdefault(Kept(op.weight, product and inputs_first(op.weight)), product)
-        if op.bias is not None:
-            keys.setdefault(Kept(op.bias, False), False)
-    for tensor, path in program.parameters.items():
-        readers = {op.kind for op in program.ops if tensor in op.reads}
-        kept = Kept(derived.Parameter(path), False)
-        keys[kept] = keys.get(kept, True) and readers == {"embedding"}  # whose rows are widened again
-
-
-_PIECE = 1 << 16
-"""Numbers of a derived weight that are computed at once: their float64 fits into a cache."""
-
-
-def _made(kept: Kept, parameters: Mapping[str, Held], dtype: Any) -> Tensor:
-    """The array of a key; a lone parameter that is held like this shares the model's memory."""
-    weight, inputs_first = kept
-    if isinstance(weight, derived.Parameter):
-        array, transposed = parameters[weight.path]
-        return jnp.asarray(array if transposed == inputs_first else array.T, dtype)
-    arithmetic = _Arithmetic(parameters)
-    shape = derived.shape(weight, arithmetic)
-    made = _aligned(shape[::-1] if inputs_first else shape, np.dtype(dtype))
-    by_rows = made.T if inputs_first else made
-    rows = max(1, _PIECE // max(1, derived.row_size(weight, arithmetic)))
-    for start in range(0, shape[0], rows):
-        part = slice(start, min(start + rows, shape[0]))
-        by_rows[part] = derived.evaluate(weight, arithmetic, part)
-    return jax.device_put(made)
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array whose memory JAX takes over as it is."""
-    size = prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-_ALIGNMENT = 64
-
-
-class _Arithmetic:
-    """Derived weights in NumPy, which has float64 whatever JAX is set to."""
-
-    def __init__(self, parameters: Mapping[str, Held]) -> None:
-        self._parameters = parameters
-
-    def parameter(self, path: str) -> Any:
-        array, transposed = self._parameters[path]
-        found = np.asarray(array)
-        return found.T if transposed else found
-
-    def wide(self, array: Any) -> Any:
-        return array.astype(np.float64)
-
-    def times(self, array: Any, factor: Any) -> Any:
-        found = self.wide(array)
-        found *= factor
-        return found
-
-    def apply(self, matrix: Any, vector: Any) -> Any:
-        return self.wide(matrix) @ vector
-
-    def zeros(self, size: int) -> Any:
-        return np.zeros(size)
-
-    def join(self, arrays: list[Any]) -> Any:
-        return np.concatenate(arrays)
-
-
-@cache
-def _options() -> tuple[tuple[str, Any], ...]:
-    """Compiler options that help, as far as this version of the compiler knows them."""
-    if jax.default_backend() != "cpu":
-        return ()
-    known = []
-    for option in (("xla_cpu_prefer_vector_width", 512),):
-        try:
-            jax.jit(lambda x: x, compiler_options=dict([option])).lower(0).compile()
-        except jax.errors.JaxRuntimeError:
-            continue
-        known.append(option)
-    return tuple(known)
-
-
-class JaxWriter(Writer):
-    """See :class:`isomorph.backends.engine.Writer`.
-
-    Args:
-        keys: the derived weights.
-        weights: their arrays, in the same order.
-        dtype: the model's.
-        narrow: whether products take a narrower dtype than the rest.
-        sums: a list that the sum of every causal attention is added to; without one, attention keeps what
-            is not finite from who must not see it.
-        remembering: whether causal attention and positions are those of a memory, the argument ``M``.
-    """
-
-    def __init__(
-        self,
-        keys: Mapping[Kept, bool],
-        weights: Sequence[Tensor],
-        dtype: Any,
-        narrow: bool,
-        *,
-        sums: list[Tensor] | None = None,
-        remembering: bool = False,
-    ) -> None:
-        self._places = {kept: place for place, kept in enumerate(keys)}
-        self._dtype, self._remembering, self._summing = dtype, remembering, sums is not None
-        self._calls = 0
-        self.scope: dict[str, Any] = {
-            "P": primitives, "W": weights, "product": product, "heads": heads, "jnp": jnp,
-            "S": sums, "summed": summed,
-            "attend": attend_narrow if narrow else attend,
-        }  # fmt: skip
-
-    def parameter(self, path: str) -> str:
-        return self.weight(derived.Parameter(path))
-
-    def weight(self, weight: Weight | None) -> str:
-        return "None" if weight is None else f"W[{self._places[Kept(weight, False)]}]"
-
-    def _embedding(self, op: Op, read: Read, program: Rewritten) -> str:
-        return f"P.embedding({', '.join(map(read, op.inputs))}).astype({self._dtype.name!r})"
-
-    def _reshape(self, op: Op, read: Read, program: Rewritten) -> str:
-        return f"{read(op.inputs[0])}.reshape({shape_text(program.shapes[op.outputs[0]])})"
-
-    def _expand(self, op: Op, read: Read, program: Rewritten) -> str:
-        return f"P.expand({read(op.inputs[0])}, {shape_text(program.shapes[op.outputs[0]])})"
-
-    def _cos_sin(self, op: Op, read: Read, program: Rewritten) -> str:
-        like = f"jnp.zeros(0, {self._dtype.name!r})"
-        owner = "M" if self._remembering else "P"
-        return f"{owner}.cos_sin({op.attributes['length']}, {op.attributes['frequencies']!r}, {like})"
-
-    def _positions(self, op: Op, read: Read, program: Rewritten) -> str:
-        owner = "M" if self._remembering else "P"
-        return f"{owner}.positions({read(op.inputs[0])}, {op.attributes['length']})"
-
-    def _heads(self, op: Op, read: Read, program: Rewritten) -> str:
-        shape, parts = op.attributes["shape"], op.attributes["parts"]
-        return f"heads({read(op.inputs[0])}, {shape_text(shape)}, {parts})"
-
-    def _layer_norm(self, op: Op, read: Read, program: Rewritten) -> str:
-        x, weight, bias = self._norm(op, read)
-        return f"P.layer_norm({x}, {weight}, {bias}, eps={op.attributes['eps']!r})"
-
-    def _attention(self, op: Op, read: Read, program: Rewritten) -> str:
-        told = {name: value for name, value in op.attributes.items() if name != "mask"}
-        tensors = ", ".join(map(read, op.inputs))
-        if self._remembering and told["causal"]:
-            del told["causal"]
-            call, self._calls = self._calls, self._calls + 1
-            return f"M.attend({call}, {tensors}{keywords(told)})"
-        hides = bool(told["causal"] or told["window"])
-        if op.attributes["mask"] or (hides and not self._summing):
-            return f"P.attention({tensors}{keywords(told)})"
-        text = f"attend({tensors}{keywords(told)})"
-        return f"summed({text}, S)" if hides else text
-
-    def _linear(self, op: Op, read: Read, program: Rewritten) -> str:
-        if op.weight is None:
-            return f"P.linear({', '.join(map(read, op.inputs))})"
-        place = self._places.get(Kept(op.weight, True))
-        weight, axis = (self.weight(op.weight), 1) if place is None else (f"W[{place}]", 0)
-        text = f"product({read(op.inputs[0])}, {weight}, {self.weight(op.bias)}, {axis})"
-        if op.activation is not None:
-            name, attributes = op.activation
-            return f"P.{name}({text}{keywords(dict(attributes))})"
-        return text if op.residual is None else f"{text} + {read(op.residual)}"
-
-
-def summed(x: Tensor, sums: list[Tensor]) -> Tensor:
-    """The tensor, its sum added to a list; a sum too large to represent is not finite either."""
-    sums.append(x.astype(jnp.promote_types(x.dtype, jnp.float32)).sum())
-    return x
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, axis: int) -> Tensor:
-    """``x`` times a weight along its ``axis``, plus a bias.
-
-    A narrow weight makes the product narrow, and the result is as wide as ``x``.
-    """
-    if weight.dtype == x.dtype:
-        axes = (((x.ndim - 1,), (axis,)), ((), ()))
-        out = lax.dot_general(x, weight, axes, precision=primitives.PRECISION)
-    else:
-        narrow = x.astype(weight.dtype).reshape(-1, x.shape[-1])
-        single = len(narrow) == 1  # the CPU compiler has a kernel for two rows, and a slow loop for one
-        rows = jnp.repeat(narrow, 2, 0) if single else narrow
-        axes = (((1,), (axis,)), ((), ()))
-        out = lax.dot_general(rows, weight, axes, preferred_element_type=x.dtype)
-        out = (out[:1] if single else out).reshape(*x.shape[:-1], out.shape[1])
-    return out if bias is None else out + bias
-
-
-def heads(x: Tensor, shape: tuple[int, int, int, int], parts: int) -> tuple[Tensor, ...]:
-    """``[B, T, n * H * d]`` as n times ``[B, H, T, d]``."""
-    B, T, H, d = shape
-    split = x.reshape(B, T, parts, H, d)
-    return tuple(jnp.swapaxes(split[:, :, part], 1, 2) for part in range(parts))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, softcap: float) -> Tensor:
-    """Attention without a mask; who calls it looks whether the results are finite, see :func:`summed`."""
-    if k.shape[2] == 0:
-        return jnp.zeros_like(q)
-    return primitives.attend_in_blocks(
-        q, k, v, None, causal=causal, window=window, softcap=softcap, adding=True
-    )
-
-
-def attend_narrow(q: Tensor, k: Tensor, v: Tensor, **told: Any) -> Tensor:
-    """The same with products of half precision; the softmax stays wide."""
-    narrow = (tensor.astype(jnp.bfloat16) for tensor in (q, k, v))
-    return attend(*narrow, **told).astype(q.dtype)
-
-
-class EngineSteps(CompiledSteps):
-    """Steps of generation from a prepared model's weights."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        dtype: Any,
-        narrow: bool,
-        inputs_first: Callable[[Weight], bool],
-        largest: float,
-    ) -> None:
-        super().__init__(layout, dict(_options()))
-        self._largest = largest
-        self.keys: dict[Kept, bool] = {}
-        self._dtype, self._narrow = dtype, narrow
-        for length in (1, 2):  # whatever the length, these are all the weights
-            programs = step_programs(layout, rows_at(layout, {}), length, {}, padded=True, largest=largest)
-            collect(programs.mixing, self.keys, inputs_first)
-            collect(programs.scoring, self.keys, inputs_first)
-        inputs = [layout.plan.inputs[index][1] for index in layout.others]
-        made = [output for node in layout.fixed for output in node.outputs]
-        collect(fixed_program(layout, {}, inputs, made, largest=largest), self.keys, inputs_first)
-
-    def _fixed(self, parameters: Any, inputs: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        layout = self.layout
-        sizes = symbol_sizes(layout, inputs, KINDS)
-        wanted = [output for node in layout.fixed for output in node.outputs]
-        program = fixed_program(layout, sizes, list(inputs), wanted, largest=self._largest)
-        made = self._run(program, parameters, None, list(inputs.values()))
-        return {**inputs, **dict(zip(wanted, made, strict=True))}
-
-    def _scores(
-        self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool
-    ) -> Tensor | None:
-        rows, length = ids.shape
-        inputs = {v: fixed[v] for _, v in self.layout.plan.inputs if v in fixed}
-        sizes = symbol_sizes(self.layout, inputs, KINDS)
-        programs = step_programs(self.layout, rows, length, sizes, padded=True, largest=self._largest)
-        before, after = programs.fixed
-        kept = self._run(programs.mixing, parameters, memory, [ids, *[fixed[v] for v in before]])
-        if not wanted:
-            return None
-        last = [
-            lax.slice_in_dim(x, length - 1, length, axis=axis)
-            for x, (_, axis) in zip(kept, self.layout.kept, strict=True)
-        ]
-        (logits,) = self._run(programs.scoring, parameters, memory, [*last, *[fixed[v] for v in after]])
-        return logits[:, 0]
-
-    def _run(self, program: Rewritten, weights: Any, memory: Any, tensors: Sequence[Any]) -> Any:
-        writer = JaxWriter(self.keys, weights, self._dtype, self._narrow, remembering=memory is not None)
-        return defined(compose(program, writer, leading=["M"]), writer.scope)(memory, *tensors)

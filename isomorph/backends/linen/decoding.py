@@ -44,7 +44,7 @@ def start(
     model: nn.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
 ) -> JaxDecoder:
     module, variables = model.unbind()
-    return decoding.decoder(_compiled(module, layout), variables, capacity, pads, inputs)
+    return decoding.decoder(decoding.same_steps(_compiled(module, layout), variables), capacity, pads, inputs)
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from isomorph.backends.jax.engine import Engine, Held
+from isomorph.backends.jax.engine import Engine
+from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.linen import decoding
 from isomorph.errors import IsomorphError
 

@@ -45,7 +45,7 @@ def start(
     model: nnx.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
 ) -> JaxDecoder:
     definition, state = nnx.split(model)
-    return decoding.decoder(_compiled(definition, layout), state, capacity, pads, inputs)
+    return decoding.decoder(decoding.same_steps(_compiled(definition, layout), state), capacity, pads, inputs)
 
 
 @lru_cache(maxsize=16)

@@ -16,7 +16,8 @@ from flax import nnx
 from jax import lax
 from jax.core import Tracer
 
-from isomorph.backends.jax.engine import Engine, Held
+from isomorph.backends.jax.engine import Engine
+from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.jax.layers import inside, native
 from isomorph.backends.nnx import decoding
 from isomorph.backends.nnx.build import Network

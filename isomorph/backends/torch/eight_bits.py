@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from isomorph.backends.torch.kernels import is_faster
+from isomorph.backends.torch.kernels import STREAMED, is_faster
 
 Tensor = torch.Tensor
 
@@ -36,9 +36,9 @@ def multiplies_eight_bits(weight: Tensor) -> bool:
 def _eight_bits_work() -> bool:
     """Whether PyTorch's product with weights of eight bits is here and right; what is missing is said once."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 2 * _MULTIPLE, generator=generator).to(torch.bfloat16)
-    w = torch.randint(-127, 128, (5, 2 * _MULTIPLE), generator=generator, dtype=torch.int8)
-    steps = torch.full((5,), 2.0**-7, dtype=torch.bfloat16)
+    x = torch.randn(3, 2 * _MULTIPLE, generator=generator, dtype=torch.float32, device="cpu").bfloat16()
+    w = torch.randint(-127, 128, (5, 2 * _MULTIPLE), generator=generator, dtype=torch.int8, device="cpu")
+    steps = torch.full((5,), 2.0**-7, dtype=torch.bfloat16, device="cpu")
     try:
         found = torch.ops.aten._weight_int8pack_mm.default(x, w, steps).float()
         expected = x.float() @ (w.float() * 2.0**-7).t()
@@ -88,6 +88,10 @@ class Split(NamedTuple):
 
 _LARGE = 1 << 24
 """Numbers of a weight from which on reading it takes so long that splitting activations does not count."""
+_WIDEST = 1 << 16
+"""Numbers of a row up to which sums of products stay far from the limits of 32 bits."""
+_PIECE = 128
+"""Rows that are multiplied at once: as integers and float32 they take several times the memory of the result."""
 _LEVELS = 32512
 _MIDDLE = 32896.5  # what is added before a number is cut to an integer: half of it rounds
 _HALF = 128  # the zero point of a byte
@@ -95,16 +99,24 @@ _HALF = 128  # the zero point of a byte
 _choices: dict[tuple[int, ...], bool] = {}
 
 
-def prefers_split(shape: tuple[int, ...], device: torch.device) -> bool:
-    """Whether a weight ``[O, I]`` is multiplied faster by split activations, measured once for a shape."""
-    if device.type != "cpu" or prod(shape) < _LARGE or not _split_works():
+def prefers_split(shape: tuple[int, int], device: torch.device) -> bool:
+    """Whether a weight ``[O, I]`` had better be multiplied by split activations.
+
+    That is measured at one row, once for a shape and a number of threads: a weight is kept in one form, and with
+    many rows the ways differ by a fifth.
+    """
+    outputs, inputs = shape
+    if device.type != "cpu" or prod(shape) < _LARGE or inputs > _WIDEST or not _split_works():
         return False
-    kind = (*shape, torch.get_num_threads())
+    if inputs % _MULTIPLE or not _eight_bits_work():  # else it would be widened
+        return True
+    outputs = min(outputs, STREAMED // inputs)  # more would tell no more
+    kind = (outputs, inputs, torch.get_num_threads())
     if kind not in _choices:
-        integers = torch.ones(shape, dtype=torch.int8)
-        if not multiplies_eight_bits(integers):
-            return True
-        x, steps = torch.ones(1, shape[1], dtype=torch.bfloat16), torch.ones(shape[0], dtype=torch.bfloat16)
+        x, steps = (
+            torch.ones(size, dtype=torch.bfloat16, device="cpu") for size in ((1, inputs), (outputs,))
+        )
+        integers = torch.ones(outputs, inputs, dtype=torch.int8, device="cpu")
         split = packed(integers, steps)
         _choices[kind] = is_faster(
             lambda: multiply_split(x, split, None),
@@ -118,17 +130,22 @@ def packed(integers: Tensor, steps: Tensor) -> Split:
     return Split(
         torch.ops.onednn.qlinear_prepack.default(integers, None),
         steps.float(),
-        torch.zeros(len(steps), dtype=torch.int32),
+        torch.zeros(len(steps), dtype=torch.int32, device="cpu"),
     )
 
 
 def multiply_split(x: Tensor, weight: Split, bias: Tensor | None) -> Tensor:
-    """``x [R, I]`` times a weight ``[O, I]``, plus a bias ``[O]``, of the dtype of ``x``."""
+    """``x [R, I]``, contiguous, times a weight ``[O, I]``, plus a bias ``[O]``, of the dtype of ``x``.
+
+    A row that is not finite gives NaN.
+    """
     rows, width = x.shape
     if not rows:
         return x.new_zeros(0, len(weight.steps))
+    if rows > _PIECE:
+        return torch.cat([multiply_split(part, weight, bias) for part in x.split(_PIECE)])
     step = torch.linalg.vector_norm(x, torch.inf, -1, True, dtype=torch.float32)  # (R, 1)
-    step.clamp_(min=1e-30).mul_(1 / _LEVELS)
+    step.clamp_(min=1e-30).mul_(1 / _LEVELS).add_(step * 0)
     whole = torch.addcmul(_middle(), x, step.reciprocal()).to(torch.int32)
     # A row's bytes one below the other, least first. oneDNN reads weights faster for four rows than for two.
     planes = 4 if rows == 1 else 2
@@ -144,7 +161,7 @@ def multiply_split(x: Tensor, weight: Split, bias: Tensor | None) -> Tensor:
 @lru_cache(maxsize=1)
 def _middle() -> Tensor:
     with torch.inference_mode(False):
-        return torch.tensor(_MIDDLE)
+        return torch.tensor(_MIDDLE, dtype=torch.float32, device="cpu")
 
 
 @lru_cache(maxsize=1)
@@ -156,19 +173,19 @@ def _split_works() -> bool:
     if sys.byteorder != "little":
         return False
     generator = torch.Generator().manual_seed(0)
-    w = torch.randint(-127, 128, (5, 96), generator=generator, dtype=torch.int8)
+    w = torch.randint(-127, 128, (5, 96), generator=generator, dtype=torch.int8, device="cpu")
     w[0] = 127
-    steps = torch.full((5,), 2.0**-7)
+    steps = torch.full((5,), 2.0**-7, dtype=torch.float32, device="cpu")
+    exact = w.double() * 2.0**-7
     for rows in (1, 3):
-        x = torch.randn(rows, 96, generator=generator)
+        x = torch.randn(rows, 96, generator=generator, dtype=torch.float32, device="cpu")
         x[0] = 1.0  # the largest bytes beside the largest weights
         try:
             found = multiply_split(x, packed(w, steps), None).double()
         except (AttributeError, RuntimeError, TypeError):
             return False
-        right = x.double() @ (w.double() * 2.0**-7).t()
-        # half a step for each number, and float32's own rounding
-        most = x.abs().amax(-1, keepdim=True).double() / _LEVELS * (w.double().abs() * 2.0**-7).sum(-1)
-        if not bool(((found - right).abs() <= most).all()):
+        # half a step for each number, and a little for float32
+        most = 0.51 * x.abs().amax(-1, keepdim=True).double() / _LEVELS * exact.abs().sum(-1)
+        if not bool(((found - x.double() @ exact.t()).abs() <= most + 1e-5).all()):
             return False
     return True

@@ -11,8 +11,9 @@ from isomorph.backends.decoding import Layout, run_fixed, symbol_sizes
 from isomorph.backends.engine import compose, defined
 from isomorph.backends.torch.build import KINDS
 from isomorph.backends.torch.decoding import Array, TorchMemory, to_scores
-from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine, TorchWriter, eager, times_of_one_row
+from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
 from isomorph.backends.torch.watching import in_evaluation
+from isomorph.backends.torch.writer import TorchWriter, eager, times_of_one_row
 from isomorph.backends.trace.rewrite import Rewritten
 from isomorph.backends.trace.steps import step_programs
 
@@ -27,7 +28,6 @@ class EngineDecoder:
         self, engine: Engine, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
     ) -> None:
         self.layout, self.state = layout, engine.current()
-        self._counted = False
         store = self.state.store
         self.padded = bool(pads.any())
         device = store.device
@@ -44,9 +44,8 @@ class EngineDecoder:
     def feed(self, ids: Array, *, wanted: bool) -> Array | None:
         tensor = torch.from_numpy(ids).to(self.state.store.device)
         mixing, scoring, (before, after) = self._functions(*ids.shape)
-        if not self._counted and ids.shape[1] == 1:  # now all weights are packed
-            self._counted = True
-            self.state.generating(self.memory.capacity)
+        if ids.shape[1] == 1:
+            self.state.stepped()
         with torch.inference_mode():
             kept = mixing(self.memory, tensor, *[self.fixed[value] for value in before])
             self.memory.offset += ids.shape[1]

@@ -27,7 +27,8 @@ SMALL = 1 << 22
 FEW_ROWS = 8
 """Up to so many rows a product waits for its weight to come from memory, whatever its size."""
 _SMALL_FEW = 1 << 18
-_STREAMED = 1 << 26  # bytes that no cache holds
+STREAMED = 1 << 26
+"""Bytes that are more than most caches hold."""
 _TRIES = 5
 
 _FUSED: dict[tuple[str, str], tuple[str, str]] = {
@@ -78,7 +79,10 @@ def onednn() -> OneDNN | None:
 def _wrong(kernels: OneDNN) -> str:
     """What a small product gets wrong, or nothing."""
     generator = torch.Generator().manual_seed(0)
-    x, w, b, other = (torch.randn(s, generator=generator) for s in ((3, 8), (5, 8), (5,), (3, 5)))
+    x, w, b, other = (
+        torch.randn(s, generator=generator, dtype=torch.float32, device="cpu")
+        for s in ((3, 8), (5, 8), (5,), (3, 5))
+    )
     packed = kernels.pack(w, 3)
     plain = torch.addmm(b, x, w.t())
     for found, expected in (
@@ -120,17 +124,17 @@ def prefers_onednn(rows: int, shape: tuple[int, ...], dtype: torch.dtype, device
     few, numbers = rows <= FEW_ROWS, prod(shape)
     if (numbers < _SMALL_FEW if few else rows * numbers < SMALL) or onednn() is None:
         return False
-    measured = (_STREAMED // dtype.itemsize >> 10, 1 << 10) if few else shape
+    measured = (STREAMED // dtype.itemsize >> 10, 1 << 10) if few else shape
     kind = (max(rows, 1).bit_length(), *measured, dtype, torch.get_num_threads())
     if kind not in _choices:
-        _choices[kind] = _measured(rows, torch.ones(measured, dtype=dtype))
+        _choices[kind] = _measured(rows, torch.ones(measured, dtype=dtype, device="cpu"))
     return _choices[kind]
 
 
 def _measured(rows: int, weight: Tensor) -> bool:
     kernels = onednn()
     assert kernels is not None
-    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
+    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype, device="cpu")
     try:
         packed = kernels.pack(weight, rows)
         kernels.linear(x, packed, None, "none", [], "")
@@ -153,6 +157,7 @@ def is_faster(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
 
 
 _TIMES = 6
+_gains: dict[tuple[Any, ...], bool] = {}
 
 
 def times_of_one_row(sizes: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> int:
@@ -160,22 +165,26 @@ def times_of_one_row(sizes: Iterable[tuple[int, int]], dtype: torch.dtype, devic
 
     oneDNN reads a bfloat16 weight slower for one row than for six on some processors.
     """
-    shape = max(sizes, key=prod, default=(0, 0))
-    if dtype != torch.bfloat16 or not prefers_onednn(1, shape, dtype, device):
+    shape = max(sizes, key=prod, default=None)
+    if shape is None or dtype != torch.bfloat16:
         return 1
-    kind = (_TIMES, *shape, dtype, torch.get_num_threads())
-    if kind not in _choices:
-        _choices[kind] = _gains_from_more_rows(shape, dtype)
-    return _TIMES if _choices[kind] else 1
+    if not all(prefers_onednn(rows, shape, dtype, device) for rows in (1, _TIMES)):
+        return 1
+    outputs, inputs = shape
+    outputs = min(outputs, max(1, STREAMED // (inputs * dtype.itemsize)))  # more would tell no more
+    kind = (outputs, inputs, dtype, torch.get_num_threads())
+    if kind not in _gains:
+        _gains[kind] = _gains_from_more_rows((outputs, inputs), dtype)
+    return _TIMES if _gains[kind] else 1
 
 
 def _gains_from_more_rows(shape: tuple[int, int], dtype: torch.dtype) -> bool:
     kernels = onednn()
     assert kernels is not None
-    count = 1 + _STREAMED // (prod(shape) * dtype.itemsize)
-    weights = [kernels.pack(torch.ones(shape, dtype=dtype), 1) for _ in range(count)]
+    count = 1 + STREAMED // (prod(shape) * dtype.itemsize)
+    weights = [kernels.pack(torch.ones(shape, dtype=dtype, device="cpu"), 1) for _ in range(count)]
 
     def all_of(x: Tensor) -> Callable[[], Any]:
         return lambda: [kernels.linear(x, weight, None, "none", [], "") for weight in weights]
 
-    return is_faster(*(all_of(torch.ones(rows, shape[1], dtype=dtype)) for rows in (_TIMES, 1)))
+    return is_faster(*(all_of(torch.ones(rows, shape[1], dtype=dtype, device="cpu")) for rows in (_TIMES, 1)))
