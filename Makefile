@@ -2,7 +2,7 @@
 # make test   the whole test suite
 # make check  formatting, lint, types and the fast tests
 # make docs   the documentation as a site, in build/docs
-# make bench  measurements against peers, by turns, into benchmarks/RESULTS.md; bench-quick: in about three minutes
+# make bench  measurements against peers, by turns, into benchmarks/RESULTS.md; bench-quick: within 3 minutes
 
 PYTHON ?= python3
 VENV := .venv

@@ -232,20 +232,22 @@ def limit(
     chosen: dict[Any, int] = {}
     pieces: list[Piece] = []
 
-    def choose(key: Any, makers: Makers, judged: Makers | None = None) -> None:
+    def choose(key: Any, makers: Makers, judged: Callable[[], Makers] | None = None) -> None:
         if key not in chosen:
-            chosen[key] = fastest(judged or makers)
+            chosen[key] = fastest(makers if judged is None else judged())
         pieces.append(makers[chosen[key]]())
 
     with torch.no_grad(), torch.device(device):
         for product in products:
             if dtype == "int8":
-                choose(product.streaming, _eight_bits(product), _eight_bits(product.streaming))
+                choose(
+                    product.streaming, _eight_bits(product), lambda one=product: _eight_bits(one.streaming)
+                )
                 continue
             x, weight = _operands(product, number)
             if product.streams and not backward:
-                large = _operands(product.streaming, number)
-                choose(product.streaming, _product(x, weight), _product(*large))
+                large = product.streaming
+                choose(large, _product(x, weight), lambda large=large: _product(*_operands(large, number)))
             else:
                 choose(product, _product(x, weight))
             if backward:
@@ -265,7 +267,8 @@ def limit(
 
 def _operands(product: Product, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows, inputs, outputs = product
-    return torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+    row = torch.randn(inputs).to(dtype)  # one for all: drawing numbers takes longer than measuring
+    return row.repeat(rows, 1), row.repeat(outputs, 1)
 
 
 def _product(x: Tensor, w: Tensor) -> Makers:
@@ -294,7 +297,7 @@ def _product(x: Tensor, w: Tensor) -> Makers:
 def _eight_bits(product: Product) -> Makers:
     """Kernels for a weight of eight bits: of half precision as it is, and of two bytes for each number."""
     rows, inputs, outputs = product
-    w = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+    w = torch.randint(-127, 128, (inputs,), dtype=torch.int8).repeat(outputs, 1)
     step = torch.rand(outputs).to(torch.bfloat16)
 
     def as_it_is() -> Piece:
