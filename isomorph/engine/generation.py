@@ -366,7 +366,7 @@ def _run(
         if len(stops):
             new = np.where(ended >= 0, ended, new)
             ended = np.where(np.isin(new, stops), new, ended)
-        yield new
+        yield new.copy()  # a reader may change it
         if step + 1 == max_new_tokens or (len(stops) and (ended >= 0).all()):
             return
         logits = decoder.feed(_known(new, layout)[:, None], wanted=True)

@@ -185,6 +185,16 @@ def test_rows_that_are_zero_or_not_finite_or_none():
 
 
 @has_integers
+def test_rows_of_a_single_number():
+    """An axis of one counts as contiguous, whatever its stride."""
+    weight = split_of([[2], [-3]], [1.0, 0.5])
+    for x in (torch.tensor([[1.0, 4.0]]).t(), torch.tensor([[1.0, 9.0], [4.0, 9.0]])[:, :1]):
+        np.testing.assert_allclose(
+            eight_bits.multiply_split(x, weight, None), [[2, -1.5], [8, -6]], rtol=1e-4
+        )
+
+
+@has_integers
 def test_the_widest_rows_that_are_split():
     """Equal signs throughout: the largest sums that there are. Wider rows, whose sums might not fit, are refused."""
     width = eight_bits._WIDEST

@@ -219,6 +219,30 @@ def test_a_stream_is_the_same_ids_one_by_one(network, models, framework):
     np.testing.assert_array_equal(np.stack(steps, 1), iso.generate(model, prompts, 6, temperature=1.0)[:, 3:])
 
 
+def test_ids_that_a_reader_changes(network, models):
+    plan, weights = network("rope")
+    model = models(plan, weights, "torch")
+    found = []
+    for ids in iso.stream(model, [3, 1, 4], 6):
+        found.append(int(ids[0]))
+        ids += 1
+    assert found == iso.generate(model, [3, 1, 4], 6)[3:].tolist()
+
+
+def test_a_layer_that_is_wrapped_on_the_way(network, models):
+    """A text that a prepared model has begun is continued with the weights it began with."""
+    plan, weights = network("rope", "bfloat16")
+    engine = models(plan, weights, "prepared torch")
+    expected = iso.generate(engine, [3, 1, 4], 6)[3:].tolist()
+    steps = iso.stream(engine, [3, 1, 4], 6)
+    found = [int(next(steps)[0])]
+    for module in list(engine.network.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear:
+                setattr(module, name, torch.nn.Sequential(child))
+    assert found + [int(ids[0]) for ids in steps] == expected
+
+
 def test_the_result_is_of_the_kind_of_the_ids(network, models):
     plan, weights = network("rope")
     made = models(plan, weights)

@@ -146,7 +146,8 @@ def multiply_split(x: Tensor, weight: Split, bias: Tensor | None) -> Tensor:
         return torch.cat([multiply_split(part, weight, bias) for part in x.split(_PIECE)])
     step = torch.linalg.vector_norm(x, torch.inf, -1, True, dtype=torch.float32)  # (R, 1)
     step.clamp_(min=1e-30).mul_(1 / _LEVELS).add_(step * 0)
-    whole = torch.addcmul(_middle(), x, step.reciprocal()).to(torch.int32)
+    whole = torch.addcmul(_middle(), x, step.reciprocal())
+    whole = whole.to(torch.int32, memory_format=torch.contiguous_format)  # also in an axis of one
     # A row's bytes one below the other, least first. oneDNN reads weights faster for four rows than for two.
     planes = 4 if rows == 1 else 2
     bytes_of = whole.view(torch.uint8).as_strided((planes, rows, width), (1, 4 * width, 4))

@@ -40,6 +40,7 @@ class EngineDecoder:
             fixed = run_fixed(layout, still, {value: x.to(device) for value, x in inputs.items()})
         narrow = store.compute_dtype
         self.fixed = {v: x.to(narrow) if x.is_floating_point() else x for v, x in fixed.items()}
+        self._functions(len(pads), 1)  # now, since the model may change on the way
 
     def feed(self, ids: Array, *, wanted: bool) -> Array | None:
         tensor = torch.from_numpy(ids).to(self.state.store.device)
