@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from isomorph.backends.contract import DTYPE_KINDS
+from isomorph.backends.jax.compiling import known_options
 from isomorph.backends.jax.weights import to_jax, to_plan
 from isomorph.plan import Plan
 
@@ -77,14 +77,6 @@ def compiled_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function, compiler_options=dict(_options()))
 
 
-@cache
-def _options() -> tuple[tuple[str, bool | int], ...]:
-    """The options above on the CPU, as far as this version of the compiler knows them."""
-    known = []
-    for option in _QUICK_TO_COMPILE.items() if jax.default_backend() == "cpu" else ():
-        try:
-            jax.jit(lambda x: x, compiler_options=dict([option])).lower(0).compile()
-        except jax.errors.JaxRuntimeError:
-            continue
-        known.append(option)
-    return tuple(known)
+def _options() -> tuple[tuple[str, Any], ...]:
+    """The options above, as far as they are known."""
+    return known_options(*_QUICK_TO_COMPILE.items())

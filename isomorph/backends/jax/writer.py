@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from jax import numpy as jnp
 
 from isomorph.backends.engine import Read, Writer, keywords, shape_text
 from isomorph.backends.jax import primitives
+from isomorph.backends.jax.compiling import known_options
 from isomorph.backends.jax.engine_weights import Kept
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.derived import Weight
@@ -20,19 +20,9 @@ from isomorph.backends.trace.rewrite import Op, Rewritten
 Tensor = jax.Array
 
 
-@cache
 def compiler_options() -> tuple[tuple[str, Any], ...]:
-    """Compiler options that help, as far as this version of the compiler knows them."""
-    if jax.default_backend() != "cpu":
-        return ()
-    known = []
-    for option in (("xla_cpu_prefer_vector_width", 512),):
-        try:
-            jax.jit(lambda x: x, compiler_options=dict([option])).lower(0).compile()
-        except jax.errors.JaxRuntimeError:
-            continue
-        known.append(option)
-    return tuple(known)
+    """Those that help, as far as they are known."""
+    return known_options(("xla_cpu_prefer_vector_width", 512))
 
 
 class JaxWriter(Writer):
