@@ -106,10 +106,10 @@ class Engine:
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         state = self._state
         try:
-            kind = None if named else (*map(_class_shape_dtype, inputs),)
-            known = kind is not None and kind in state.ready
+            kind = (*map(_class_shape_dtype, inputs),)
+            known = not named and kind in state.ready
         except (AttributeError, TypeError):  # what is no array is refused below
-            kind, known = None, False
+            kind, known = (), False
         results = self._begun(state, inputs, kind) if known else None
         if results is None:
             results = self._checked(inputs, named)
@@ -120,7 +120,7 @@ class Engine:
         return dict(zip(self._names, results, strict=True))
 
     def _begun(
-        self, state: State, tensors: tuple[Tensor, ...], kind: tuple[Any, ...] | None
+        self, state: State, tensors: tuple[Tensor, ...], kind: tuple[Any, ...]
     ) -> tuple[Tensor, ...] | None:
         """The results of inputs of a kind that was found right, or None if the model changed.
 

@@ -53,7 +53,6 @@ class Store:
 
     def quantized(self, weight: Weight) -> tuple[Tensor, Tensor]:
         """``[O, I]`` as integers from -127 to 127, and the step of each row."""
-
         return self._once(("quantized", weight), lambda: self._rounded(weight))
 
     def splits(self, weight: Weight, sizes: tuple[int, int]) -> bool:

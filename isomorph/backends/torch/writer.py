@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from isomorph.backends.engine import (
-    Read,
-    Writer,
-    keywords,
-    shape_text,
-)
+from isomorph.backends.engine import Read, Writer, keywords, shape_text
 from isomorph.backends.torch import eight_bits, kernels, primitives
 from isomorph.backends.torch.store import Store
 from isomorph.backends.trace import derived
@@ -37,14 +32,18 @@ def times_of_one_row(program: Rewritten, store: Store) -> int:
     if store.eight_bits:
         return 1
     products = [op for op in program.ops if op.kind == "linear" and op.weight is not None]
-    single = [op for op in products if prod(program.shapes[op.inputs[0]][:-1]) == 1]
-    sizes = [_sizes(op, program) for op in single]
+    sizes = [_sizes(op, program) for op in products if _rows(op, program) == 1]
     return kernels.times_of_one_row(sizes, store.compute_dtype, store.device)
 
 
 def _sizes(op: Op, program: Rewritten) -> tuple[int, int]:
     """``(O, I)`` of a product."""
     return program.shapes[op.outputs[0]][-1], program.shapes[op.inputs[0]][-1]
+
+
+def _rows(op: Op, program: Rewritten) -> int:
+    """How many rows a product multiplies."""
+    return prod(program.shapes[op.inputs[0]][:-1])
 
 
 _TINY = 1 << 16
@@ -54,10 +53,9 @@ _TINY = 1 << 16
 def _is_tiny(op: Op, program: Rewritten, store: Store) -> bool:
     """Whether a product is small and PyTorch's own, in a precision that a factor in its weight does not harm."""
     sizes = _sizes(op, program)
-    rows = prod(program.shapes[op.inputs[0]][:-1])
     if prod(sizes) > _TINY or store.compute_dtype in primitives.HALVES:
         return False
-    return not kernels.prefers_onednn(rows, sizes, store.compute_dtype, store.device)
+    return not kernels.prefers_onednn(_rows(op, program), sizes, store.compute_dtype, store.device)
 
 
 class TorchWriter(Writer):
@@ -172,7 +170,7 @@ class TorchWriter(Writer):
             return f"P.linear({', '.join(map(read, op.inputs))})"
         x = read(op.inputs[0])
         shape = program.shapes[op.inputs[0]]
-        rows = prod(shape[:-1])
+        rows = _rows(op, program)
         other = None if op.residual is None else read(op.residual)
         if self._store.eight_bits:
             return self._finish(self._by_eight_bits(op, x, program), op, other)
@@ -206,7 +204,7 @@ class TorchWriter(Writer):
     def _by_eight_bits(self, op: Op, x: str, program: Rewritten) -> str:
         assert op.weight is not None
         shape, sizes = program.shapes[op.inputs[0]], _sizes(op, program)
-        rows = prod(shape[:-1])
+        rows = _rows(op, program)
         flat = f"{x}.contiguous()" if len(shape) == 2 else f"{x}.reshape({rows}, {shape[-1]}).contiguous()"
         whole = "" if len(shape) == 2 else f".view{shape_text(program.shapes[op.outputs[0]])}"
         if self._store.splits(op.weight, sizes):
