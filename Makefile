@@ -1,5 +1,6 @@
 # make demo   train a small vision transformer on handwritten digits and verify it
 # make test   the whole test suite
+# make trials fuzz, kills and whole grids; LENGTH=0.1 a tenth, SEED=1 other draws
 # make check  formatting, lint, types and the fast tests
 # make docs   the documentation as a site, in build/docs
 # make bench  measurements against peers, by turns, into benchmarks/RESULTS.md; bench-quick: within 3 minutes
@@ -8,9 +9,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+LENGTH ?= 1
+SEED ?= 0
 SETTINGS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-exhaustive check bench bench-quick docs clean
+.PHONY: demo test trials check bench bench-quick docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/isomorph show examples/digits_vit.net
@@ -20,8 +23,8 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-exhaustive: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m exhaustive
+trials: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "trial or exhaustive" --trials $(LENGTH) --trial-seed $(SEED)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -86,7 +86,7 @@ def test_bit_equal_to_flax_own_initialisation(T, D, H, F):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("D", [4, 8, 48])
 def test_bit_equal_over_the_whole_grid(D):
-    """1,360 cases in all, about two minutes: ``make test-exhaustive``."""
+    """1,360 cases in all, about two minutes: ``make trials``."""
     for H in (n for n in range(1, D + 1) if D % n == 0):
         for T, F in itertools.product((1, 2, 5, 16), sorted({1, D - 1, D, 4 * D})):
             x = draw(T, D, seed=T * D + F)
