@@ -4,7 +4,7 @@ from isomorph.errors import IsomorphError
 
 try:
     from isomorph.backends.linen.build import Network, build
-    from isomorph.backends.linen.weights import trainable, variables, weights
+    from isomorph.backends.linen.weights import variables, weights
 except ModuleNotFoundError as error:
     if error.name not in ("flax", "jax"):
         raise
@@ -14,4 +14,4 @@ except ModuleNotFoundError as error:
         hints=['pip install "isomorph[flax]"'],
     ) from None
 
-__all__ = ["Network", "build", "trainable", "variables", "weights"]
+__all__ = ["Network", "build", "variables", "weights"]

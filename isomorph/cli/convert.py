@@ -4,7 +4,7 @@ Every file is safetensors of arrays alone, without the plan:
 
 - ``torch``: a state dictionary, tied parameters under each of their names, for
   ``model.load_state_dict(safetensors.torch.load_file(path))``.
-- ``linen``: the flattened variables, ``params.n0.kernel`` and so on, for
+- ``linen``: the flattened variables, ``params.n0.kernel`` or, of what is frozen, ``frozen.n0.kernel``, for
   ``module.apply(flax.traverse_util.unflatten_dict(safetensors.flax.load_file(path), sep="."), x)``.
 - ``nnx``: the flattened parameters, ``n0.kernel`` and so on, for
   ``nnx.update(model, flax.traverse_util.unflatten_dict(safetensors.flax.load_file(path), sep="."))``.
@@ -70,9 +70,9 @@ def tensors(plan: Plan, weights: Mapping[str, np.ndarray], to: str) -> dict[str,
     if to == "torch":
         tied = {path: weights[owner].copy() for path, owner in plan.ties.items()}
         return {**weights, **tied}
-    prefix = "params." if to == "linen" else ""
+    prefixes = ("params.", "frozen.") if to == "linen" else ("", "")
     return {
-        prefix + ".".join(place.path): np.ascontiguousarray(
+        prefixes[place.frozen] + ".".join(place.path): np.ascontiguousarray(
             weights[path].T if place.transposed else weights[path]
         )
         for path, place in places(plan).items()

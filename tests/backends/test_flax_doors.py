@@ -40,7 +40,6 @@ def test_the_doors_lead_to_the_real_framework():
         lambda: iso.linen.build("linear(3)"),
         lambda: iso.linen.variables("linear(3)"),
         lambda: iso.linen.weights("linear(3)", {"params": {}}),
-        lambda: iso.linen.trainable("linear(3)"),
     ],
 )
 def test_a_definition_in_place_of_its_plan(call):

@@ -1,16 +1,21 @@
 """Built Linen networks: their variables, and what Linen's users do with modules."""
 
+import re
+
 import jax
 import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from flax import traverse_util
+from flax import nnx, traverse_util
+from flax.errors import ScopeCollectionNotFound, ScopeParamShapeError
 from jax import numpy as jnp
 
 import isomorph as iso
+from isomorph.backends.jax.build import PreparedPlan
 from isomorph.backends.jax.harness import compiled_quickly
-from isomorph.linen import build, trainable, variables, weights
+from isomorph.linen import Network, build, variables, weights
+from isomorph.testing import order_one_weights
 
 BLOCK = "transformer_block(4, layer_scale=True)"
 
@@ -136,16 +141,135 @@ def test_without_dropout_training_draws_nothing():
     assert jnp.array_equal(train(x), compiled_quickly(lambda x: module.apply(tree, x))(x))
 
 
-def test_frozen_parameters_are_masked():
-    plan = iso.resolve('linear(2, trainable={"bias": False})\nlinear(2)', input=("B", 2))
-    assert trainable(plan) == {"n0": {"kernel": True, "bias": False}, "n1": {"kernel": True, "bias": True}}
-    params = variables(plan)["params"]
-    frozen = jax.tree.map(lambda flag: not flag, trainable(plan))
-    optimizer = optax.chain(optax.sgd(0.1), optax.masked(optax.set_to_zero(), frozen))
-    slopes = jax.tree.map(jnp.ones_like, params)
-    updates, _ = optimizer.update(slopes, optimizer.init(params))
-    changed = jax.tree.map(lambda update: bool(update.any()), updates)
-    assert changed == trainable(plan)
+FROZEN = """
+ids = input("B", "T", dtype="int64")
+embedding(7, 4, name="wte", trainable=False)
+pos_embed(8, name="wpe", trainable=False)
+layer_norm(name="norm", trainable={"weight": False})
+transformer_block(2, name="block", layer_scale=True, trainable={"attn": False, "attn.o_proj": True, "gamma1": False})
+linear(4, name="part", trainable={"bias": False})
+linear(4, bias=False, name="own")
+linear(4, name="read", tie={"weight": "own.weight"}, trainable={"bias": False})
+linear(7, name="head", tie={"weight": "wte.weight"})
+"""
+
+
+def test_f8_what_is_frozen_lies_in_a_collection_of_its_own():
+    plan = iso.resolve(FROZEN)
+    attention = {f"block.attn.{name}_proj" for name in "qkv"}
+    frozen = {"wte.embedding", "wpe.weight", "norm.scale", "block.gamma1", "part.bias", "read.bias"}
+    frozen |= {f"{name}.{part}" for name in attention for part in ("kernel", "bias")}
+    ids = jnp.zeros((1, 2), "int32")
+    drawn = compiled_quickly(build(plan).init)(jax.random.key(0), ids)
+    for tree in (variables(plan), drawn):
+        assert set(tree) == {"params", "frozen"}
+        assert set(traverse_util.flatten_dict(tree["frozen"], sep=".")) == frozen
+        trained = set(traverse_util.flatten_dict(tree["params"], sep="."))
+        assert trained.isdisjoint(frozen) and len(trained | frozen) == len(plan.parameters)
+    # Freezing changes no initial value, and Flax's own layers are Flax's own.
+    free = iso.resolve(re.sub(r", trainable=(False|{[^}]*})", "", FROZEN))
+    other = compiled_quickly(build(free).init)(jax.random.key(0), ids)
+    assert set(other) == {"params"}
+    ours, theirs = weights(plan, drawn), weights(free, other)
+    assert all(np.array_equal(ours[path], theirs[path]) for path in theirs)
+    bound = build(plan).bind(drawn)
+    assert isinstance(bound.part, nn.Dense) and isinstance(bound.wte, nn.Embed)
+    assert isinstance(bound.norm, nn.LayerNorm) and type(bound.block.attn.o_proj) is nn.Dense
+
+
+def test_f8_one_step_of_adamw_moves_what_is_trained_alone_and_as_in_torch_and_nnx():
+    """Weight decay moves whatever the optimizer is given, a gradient of zero or not."""
+    plan = iso.resolve(FROZEN)
+    start = order_one_weights(plan)
+    ids = np.array([[1, 5, 2], [6, 0, 3]], np.int64)
+    rate, decay = 0.1, 0.5
+
+    module, tree = build(plan), variables(plan, start)
+    optimizer = optax.adamw(rate, weight_decay=decay)
+
+    def loss(params):
+        return (module.apply({**tree, "params": params}, ids) ** 2).mean()
+
+    slopes = compiled_quickly(jax.grad(loss))(tree["params"])
+    updates, _ = optimizer.update(slopes, optimizer.init(tree["params"]), tree["params"])
+    linen = weights(plan, {**tree, "params": optax.apply_updates(tree["params"], updates)})
+
+    model = iso.nnx.build(plan, start)
+    model.eval()
+    stepper = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+    graph, trained, rest = nnx.split(model, nnx.Param, ...)
+
+    def of_model(trained):
+        return (nnx.merge(graph, trained, rest)(jnp.asarray(ids)) ** 2).mean()
+
+    stepper.update(model, compiled_quickly(jax.grad(of_model))(trained))
+    moved = {"linen": linen, "nnx": iso.nnx.weights(model)}
+
+    torch = pytest.importorskip("torch")
+    network = iso.torch.build(plan, start).eval()
+    stepping = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay)
+    network(torch.tensor(ids)).square().mean().backward()
+    stepping.step()
+    moved["torch"] = iso.torch.weights(network)
+
+    for backend, found in moved.items():
+        for parameter in plan.parameters:
+            before, after = np.float32(start[parameter.path]), found[parameter.path]
+            assert np.array_equal(before, after) == (not parameter.trainable), (backend, parameter.path)
+            # Every number moves by the rate, and by rate * decay of itself: not by 1 % of the rate apart.
+            np.testing.assert_allclose(after, moved["torch"][parameter.path], atol=0.01 * rate, rtol=0)
+
+
+def test_f8_a_network_that_is_frozen_whole():
+    plan = iso.resolve("linear(3, trainable=False)", input=("B", 2))
+    tree, x = variables(plan), draw(2, 2)
+    assert tree["params"] == {} and set(tree["frozen"]) == {"n0"}
+    drawn = build(plan).init(jax.random.key(0), x)
+    assert set(drawn) == {"frozen"} and set(weights(plan, drawn)) == {"n0.weight", "n0.bias"}
+    y = build(plan).apply(tree, x)
+    assert jnp.array_equal(y, build(plan).apply({"frozen": tree["frozen"]}, x))
+    assert jnp.array_equal(y, iso.prepare(build(plan).bind(tree))(x))
+
+
+def test_f8_what_lies_in_the_wrong_collection_is_refused():
+    plan = iso.resolve('linear(2, trainable={"bias": False})', input=("B", 2))
+    tree = variables(plan)
+    both = {"params": {"n0": {**tree["params"]["n0"], **tree["frozen"]["n0"]}}}
+    with pytest.raises(iso.IsomorphError) as caught:
+        weights(plan, both)
+    assert str(caught.value) == (
+        "E_WEIGHTS: what is frozen lies in a collection of its own, and some of this does not\n"
+        "  n0.bias belongs in 'frozen', not in 'params'"
+    )
+    with pytest.raises(ScopeCollectionNotFound, match='"bias" from collection "frozen"'):
+        build(plan).apply(both, draw(1, 2))
+    bad = {**tree, "frozen": {"n0": {"bias": jnp.zeros(3)}}}
+    with pytest.raises(ScopeParamShapeError, match=r"generate shape \(2,\), but .* has shape \(3,\)"):
+        build(plan).apply(bad, draw(1, 2))
+
+
+def test_f8_transformations_of_flax_carry_the_frozen_collection():
+    plan = iso.resolve('linear(4, trainable={"bias": False})\ntanh()', input=("B", 4))
+
+    class Layers(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            step = nn.scan(
+                lambda layer, x, _: (layer(x), None),
+                variable_axes={"params": 0, "frozen": 0}, split_rngs={"params": True}, length=3,
+            )  # fmt: skip
+            return step(nn.remat(Network)(PreparedPlan(plan), name="layer"), x, None)[0]
+
+    x = draw(2, 4)
+    tree = Layers().init(jax.random.key(0), x)
+    kernels, biases = tree["params"]["layer"]["n0"]["kernel"], tree["frozen"]["layer"]["n0"]["bias"]
+    assert (kernels.shape, biases.shape) == ((3, 4, 4), (3, 4))
+    expected = x
+    for kernel, bias in zip(kernels, biases, strict=True):
+        expected = jnp.tanh(expected @ kernel + bias)
+    np.testing.assert_allclose(Layers().apply(tree, x), expected, atol=1e-6)
+    slopes = jax.grad(lambda params: Layers().apply({**tree, "params": params}, x).sum())(tree["params"])
+    assert jax.tree.all(jax.tree.map(lambda slope: bool(slope.any()), slopes))
 
 
 def test_modules_of_equal_plans_are_equal_and_can_be_static():

@@ -39,10 +39,17 @@ LEAVES: dict[str, dict[str, Leaf]] = {
 
 
 class Place(NamedTuple):
-    """Where a model keeps a parameter: attributes (or keys) to follow, and its axis order."""
+    """Where a model keeps a parameter.
+
+    Attributes:
+        path: attributes (or keys) to follow.
+        transposed: whether its two axes stand in the other order.
+        frozen: whether it is kept apart from what is trained.
+    """
 
     path: tuple[str, ...]
     transposed: bool
+    frozen: bool = False
 
 
 def native(operator: Operator, tied: Mapping[str, Any]) -> dict[str, Leaf] | None:
@@ -63,7 +70,7 @@ def places(plan: Plan) -> dict[str, Place]:
     found: dict[str, Place] = {}
     for node in plan.nodes:
         found.update(_places(node.operator, (node.name,), node.tie))
-    return {parameter.path: found[parameter.path] for parameter in plan.parameters}
+    return {p.path: found[p.path]._replace(frozen=not p.trainable) for p in plan.parameters}
 
 
 def _places(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import jax
@@ -11,7 +10,8 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from isomorph.backends.jax.build import PreparedPlan, network_dtype
-from isomorph.backends.linen.layers import calling, layer, put
+from isomorph.backends.jax.layers import Place
+from isomorph.backends.linen.layers import calling, held, layer, put
 from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
 
@@ -25,9 +25,10 @@ class Network(nn.Module):
     by name: JAX or NumPy arrays, checked against their contracts in eager mode and while a function is
     traced. It returns one array, or a dictionary in order when the plan has several outputs.
 
-    ``n1.attn.q_proj.weight`` of the plan is ``params["n1"]["attn"]["q_proj"]["kernel"]``, transposed. A tied
-    parameter is held by its owner alone. In compiled code an id outside a table gives a row of NaN, where
-    eager mode refuses it.
+    ``n1.attn.q_proj.weight`` of the plan is ``params["n1"]["attn"]["q_proj"]["kernel"]``, transposed. What is
+    frozen (``trainable=False``) lies in a collection of its own, ``variables["frozen"]``, so that an optimizer over
+    ``variables["params"]`` trains exactly what the plan trains. A tied parameter is held by its owner alone. In
+    compiled code an id outside a table gives a row of NaN, where eager mode refuses it.
     """
 
     prepared: PreparedPlan
@@ -57,7 +58,7 @@ class Network(nn.Module):
         for path, owner in node.tie.items():
             place = self.prepared.places[owner]
             try:
-                array = self._held(place.path)
+                array = self._held(place)
                 found[path] = array.T if place.transposed else array
             except KeyError:
                 if not self.is_initializing():
@@ -65,15 +66,15 @@ class Network(nn.Module):
                 found[path] = jnp.zeros(self.prepared.parameters[owner].shape, self.plan.dtype)
         return found
 
-    def _held(self, path: tuple[str, ...]) -> Any:
-        return reduce(lambda tree, key: tree[key], path, self.variables["params"])
+    def _held(self, place: Place) -> Any:
+        return held(self.variables, place)
 
     def _dtype(self) -> np.dtype[Any] | None:
         smallest = self.prepared.smallest
         if smallest is None or self.is_initializing():
             return np.dtype(jnp.dtype(self.plan.dtype))
         try:
-            return network_dtype(self._held(smallest.path))
+            return network_dtype(self._held(smallest))
         except KeyError:
             return None  # Flax says itself what is missing
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from isomorph.backends.jax.engine import Engine
 from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.linen import decoding
+from isomorph.backends.linen.layers import FROZEN, PARAMS, held
 from isomorph.errors import IsomorphError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class LinenSource:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._places = model.prepared.places
-        self._variables = model.variables["params"] if self._places else {}
+        self._variables = model.variables
 
     @property
     def decoding(self) -> Any:
@@ -38,8 +38,7 @@ class LinenSource:
 
     def _held(self, path: str) -> Held:
         place = self._places[path]
-        array: Any = reduce(lambda tree, key: tree[key], place.path, self._variables)
-        return Held(array, place.transposed)
+        return Held(held(self._variables, place), place.transposed)
 
     def call(self, tensors: Sequence[Any]) -> Any:
         return self.model(*tensors)
@@ -48,7 +47,7 @@ class LinenSource:
 def prepare(model: nn.Module, dtype: str | None = None) -> Engine:
     """A faster function of the same inputs and outputs; see :func:`isomorph.prepare`."""
     decoding.plan_of(model)
-    if model.is_mutable_collection("params"):
+    if any(map(model.is_mutable_collection, (PARAMS, FROZEN))):
         raise IsomorphError(
             "E_ARGUMENT",
             "the module is bound with parameters that may change, which a prepared one would not notice",

@@ -6,14 +6,15 @@ Submodules are attributes set in ``setup``, so each has the plan's name whatever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from flax import linen as nn
+from flax.errors import ScopeParamShapeError
 
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.build import PreparedPlan, refuse_name
-from isomorph.backends.jax.layers import inside, native
+from isomorph.backends.jax.layers import Place, inside, native
 from isomorph.operators.declare import Operator
 from isomorph.primitives import Primitives
 
@@ -22,6 +23,38 @@ if TYPE_CHECKING:
 
 PRIMITIVES: Primitives = primitives
 """What every operator's forward computation is written in."""
+
+PARAMS, FROZEN = "params", "frozen"
+"""The collections of variables: what is trained, and what is not (``trainable=False``)."""
+
+
+def collection(place: Place) -> str:
+    """The collection that holds a parameter.
+
+    What is frozen is held apart: an optimizer over ``variables["params"]`` would decay it though its gradient were 0.
+    """
+    return FROZEN if place.frozen else PARAMS
+
+
+def held(variables: Mapping[str, Any], place: Place) -> Any:
+    """A parameter among a network's variables, as it lies there; KeyError where it is not."""
+    return reduce(lambda tree, key: tree[key], place.path, variables[collection(place)])
+
+
+def frozen_variable(module: nn.Module, name: str, fill: Callable[..., Any], *arguments: Any) -> Any:
+    """``module.param`` for a frozen parameter, with the same value at initialisation.
+
+    Args:
+        module: who holds it.
+        name: what it is called there.
+        fill: the initialiser: ``(key, shape, dtype)``.
+        arguments: its arguments after the key, the shape first.
+    """
+    variable = module.variable(FROZEN, name, lambda: fill(module.make_rng(PARAMS), *arguments))
+    if tuple(variable.value.shape) != tuple(arguments[0]):
+        path = module.scope.path_text if module.scope is not None else ""
+        raise ScopeParamShapeError(name, path, tuple(variable.value.shape), tuple(arguments[0]))
+    return variable.value
 
 
 class OperatorModule(nn.Module):
@@ -43,8 +76,9 @@ class OperatorModule(nn.Module):
         tied = dict.fromkeys(self.tied)
         for name, parameter in self.operator.own_parameters.items():
             if name not in tied:
-                fill = self.prepared.drawing(f"{self.path_in_plan}.{name}")
-                value = self.param(name, fill, parameter.shape, self.prepared.plan.dtype)
+                path = f"{self.path_in_plan}.{name}"
+                make = partial(frozen_variable, self) if self.prepared.places[path].frozen else self.param
+                value = make(name, self.prepared.drawing(path), parameter.shape, self.prepared.plan.dtype)
                 put(self, name, value, self.operator.name)
         for name, child in self.operator.child_operators.items():
             module = layer(child, self.prepared, f"{self.path_in_plan}.{name}", inside(tied, name))
@@ -121,6 +155,32 @@ class Embedding(nn.Embed):
         return primitives.embedding(inputs, self.embedding)
 
 
+class Freezing(nn.Module):
+    """A layer of whose parameters some lie in the collection ``frozen``.
+
+    Attributes:
+        frozen: the names of those.
+    """
+
+    frozen: tuple[str, ...] = ()
+
+    def param(self, name: str, init_fn: Any, *init_args: Any, **options: Any) -> Any:
+        make = partial(frozen_variable, self) if name in self.frozen else super().param
+        return make(name, init_fn, *init_args, **options)
+
+
+class FrozenDense(Freezing, nn.Dense):
+    """``linen.Dense`` with frozen parameters."""
+
+
+class FrozenLayerNorm(Freezing, LayerNorm):
+    """:class:`LayerNorm` with frozen parameters."""
+
+
+class FrozenEmbedding(Freezing, Embedding):
+    """:class:`Embedding` with a frozen table."""
+
+
 def layer(operator: Operator, prepared: PreparedPlan, path: str, tied: Mapping[str, Any]) -> nn.Module:
     """The module of an operator.
 
@@ -136,8 +196,18 @@ def layer(operator: Operator, prepared: PreparedPlan, path: str, tied: Mapping[s
     return LEAVES[operator.leaf](operator, prepared, path)
 
 
+def _class_for(
+    usual: Callable[..., nn.Module], freezing: Callable[..., nn.Module],
+    operator: Operator, prepared: PreparedPlan, path: str,
+) -> Callable[..., nn.Module]:  # fmt: skip
+    """The first class, or the second where the plan freezes some of the operator's parameters."""
+    places = (prepared.places[f"{path}.{name}"] for name in operator.own_parameters)
+    frozen = tuple(place.path[-1] for place in places if place.frozen)
+    return partial(freezing, frozen=frozen) if frozen else usual
+
+
 def _linear(operator: Any, prepared: PreparedPlan, path: str) -> nn.Module:
-    return nn.Dense(
+    return _class_for(nn.Dense, FrozenDense, operator, prepared, path)(
         operator.sizes["D_out"],
         use_bias=operator.bias,
         param_dtype=prepared.plan.dtype,
@@ -149,7 +219,7 @@ def _linear(operator: Any, prepared: PreparedPlan, path: str) -> nn.Module:
 
 def _layer_norm(operator: Any, prepared: PreparedPlan, path: str) -> nn.Module:
     scaled, shifted = operator.affine, operator.affine and operator.bias
-    return LayerNorm(
+    return _class_for(LayerNorm, FrozenLayerNorm, operator, prepared, path)(
         epsilon=operator.eps,
         use_scale=scaled,
         use_bias=shifted,
@@ -161,7 +231,7 @@ def _layer_norm(operator: Any, prepared: PreparedPlan, path: str) -> nn.Module:
 
 
 def _embedding(operator: Any, prepared: PreparedPlan, path: str) -> nn.Module:
-    return Embedding(
+    return _class_for(Embedding, FrozenEmbedding, operator, prepared, path)(
         operator.num_embeddings,
         operator.sizes["D"],
         param_dtype=prepared.plan.dtype,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from isomorph.backends.jax.build import prepared, require_x64
 from isomorph.backends.jax.weights import to_jax, to_plan
+from isomorph.backends.linen.layers import FROZEN, PARAMS, collection
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Plan
 from isomorph.weights.convert import owned_weights
@@ -21,6 +22,9 @@ Tree = dict[str, Any]
 
 def variables(plan: Plan, weights: Mapping[str, Any] | None = None, seed: int = 0) -> Tree:
     """What ``module.apply`` takes: ``{"params": {"n0": {"kernel": ...}, ...}}``.
+
+    What is frozen (``trainable=False``) lies in ``"frozen"`` in the same way, where there is something frozen; so
+    ``variables["params"]`` is what an optimizer gets.
 
     Args:
         plan: the network.
@@ -37,14 +41,12 @@ def variables(plan: Plan, weights: Mapping[str, Any] | None = None, seed: int = 
     require_x64(Plan.expect(plan))
     fitting = initial_weights(plan, seed) if weights is None else owned_weights(plan, weights)
     places = prepared(plan).places
-    return {
-        "params": _nested(
-            {
-                places[path].path: to_jax(array, plan.dtype, places[path].transposed)
-                for path, array in fitting.items()
-            }
-        )
-    }
+    found: dict[str, dict[tuple[str, ...], jax.Array]] = {PARAMS: {}}
+    for path, array in fitting.items():
+        place = places[path]
+        made = to_jax(array, plan.dtype, place.transposed)
+        found.setdefault(collection(place), {})[place.path] = made
+    return {name: _nested(leaves) for name, leaves in found.items()}
 
 
 def weights(plan: Plan, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -52,37 +54,40 @@ def weights(plan: Plan, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
     Args:
         plan: the network.
-        variables: ``{"params": ...}`` as :func:`variables` and ``module.init`` make it.
+        variables: ``{"params": ..., "frozen": ...}`` as :func:`variables` and ``module.init`` make it.
+            Other collections are passed over.
 
     Returns:
         Arrays of the variables' dtype (bfloat16 as ``ml_dtypes.bfloat16``), in the plan's order.
 
     Raises:
         IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry, by the plan's path
-            where it has one; E_ARGUMENT when there is no ``"params"`` collection.
+            where it has one; E_ARGUMENT when there is no ``"params"`` collection, unless all is frozen.
     """
-    if not isinstance(variables, Mapping) or not isinstance(variables.get("params"), Mapping):
+    places = prepared(Plan.expect(plan)).places
+    optional = {PARAMS: all(place.frozen for place in places.values()), FROZEN: True}
+    if not isinstance(variables, Mapping) or not all(
+        isinstance(variables.get(name, {} if optional[name] else None), Mapping) for name in optional
+    ):
         raise IsomorphError(
             "E_ARGUMENT",
             f'variables must be a mapping with a "params" collection, got {shorten(variables)}',
         )
-    known = {
-        place.path: (path, place.transposed) for path, place in prepared(Plan.expect(plan)).places.items()
-    }
-    found = {}
-    for path, array in _leaves(variables["params"]):
-        name, transposed = known.get(path, (".".join(path), False))
-        found[name] = to_plan(array, transposed)
+    known = {place.path: (path, place) for path, place in places.items()}
+    found, misplaced = {}, []
+    for name in (PARAMS, FROZEN):
+        for keys, array in _leaves(variables.get(name, {})):
+            path, place = known.get(keys, (".".join(keys), None))
+            found[path] = to_plan(array, place is not None and place.transposed)
+            if place is not None and collection(place) != name:
+                misplaced.append(f"{path} belongs in {collection(place)!r}, not in {name!r}")
+    if misplaced:
+        raise IsomorphError(
+            "E_WEIGHTS",
+            "what is frozen lies in a collection of its own, and some of this does not",
+            hints=misplaced,
+        )
     return owned_weights(plan, found)
-
-
-def trainable(plan: Plan) -> Tree:
-    """A tree of booleans like ``variables["params"]``: False for what the plan freezes.
-
-    For ``optax.masked`` and its like; ``optax.multi_transform`` takes the two groups apart by it.
-    """
-    places = prepared(Plan.expect(plan)).places
-    return _nested({places[p.path].path: p.trainable for p in plan.parameters})
 
 
 def _nested(leaves: Mapping[tuple[str, ...], Any]) -> Tree:
