@@ -7,7 +7,8 @@ its own expressions; everything else is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from isomorph.backends.trace.derived import Weight
@@ -129,6 +130,19 @@ def _last_uses(program: Rewritten) -> dict[int, list[int]]:
     for tensor, index in last.items():
         found.setdefault(index, []).append(tensor)
     return found
+
+
+def is_patched(kind: type, names: Sequence[str] = ("__call__",)) -> bool:
+    """Whether a class computes with a function that the module of that class does not define.
+
+    Only that tells a function that was put on a class before anybody looked.
+    """
+    for name in names:
+        owner = next(cls for cls in kind.__mro__ if name in vars(cls))
+        home = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else None
+        if getattr(vars(owner)[name], "__globals__", None) is not home:
+            return True
+    return False
 
 
 def tables_read(program: Rewritten) -> tuple[tuple[int, int], ...]:

@@ -19,6 +19,10 @@ class Prepared(Protocol):
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any: ...
 
+    def refresh(self) -> None:
+        """Prepare anew from the model as it is now, whatever can be seen of its changes."""
+        ...
+
 
 def prepare(
     model: Any, dtype: str | None = None, *, training: bool = False, checkpointing: bool = False
@@ -29,12 +33,12 @@ def prepare(
     computed with the product before them, gains move into neighbouring weights, and weights are laid out once
     as the fastest kernel wants them. There are no gradients and no dropout, whatever mode the model is in.
 
-    A call looks whether a parameter or a layer was changed, and prepares anew if so: results are never those of
-    older weights. What PyTorch does not count as a change (writing into ``parameter.data``) cannot be seen;
-    ``torch.autograd.graph.increment_version(parameter)`` tells it. In JAX, what a compiled function closes over
-    it keeps: there the weights are those at the time of tracing. A model that is no longer what its plan says
-    (another layer, a hook, an adapter, a parametrization), and one under autocast, is called itself, in
-    evaluation mode; the former is said once, as a warning.
+    A call looks whether anything changed that a result depends on, and prepares anew if so: results are never
+    those of older weights. ``docs/performance.md`` lists what cannot be seen; ``refresh()`` of what is returned
+    prepares anew all the same. In JAX, what a compiled function closes over it keeps: there the weights are
+    those at the time of tracing. A model that is no longer what its plan says (another layer, a hook, an
+    adapter, a parametrization, on the meta device), and one under autocast, is called itself, in evaluation
+    mode; the former is said once, as a warning. A copy, also by ``pickle``, is an engine of a copied model.
 
     Args:
         model: from ``isomorph.torch.build`` or ``isomorph.nnx.build``, or a bound Linen module.

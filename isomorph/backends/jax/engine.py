@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from math import inf
@@ -75,6 +75,10 @@ class Source(Protocol):
 
     def call(self, tensors: Sequence[Any]) -> Any:
         """The model itself, in evaluation mode."""
+        ...
+
+    def made_with(self) -> tuple[Callable[..., Engine], tuple[Any, ...]]:
+        """A function, and arguments that can be copied and pickled, which make an engine of the model."""
         ...
 
 
@@ -211,6 +215,15 @@ class Engine:
         longer = state.functions.steps(layout, single=False)
         own = state.arrays_of(longer.keys, self.source)
         return Steps(steps, weights, longer, own, lambda: state.stepped(single, weights))
+
+    def refresh(self) -> None:
+        """Prepare anew from the model as it is now, whatever can be seen of its changes."""
+        with self._lock, jax.ensure_compile_time_eval():
+            self._state = self._derived()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, model = self.source.made_with()
+        return make, (*model, self._dtype)  # what is derived is derived anew, from a copied model
 
     @property
     def departure(self) -> str:

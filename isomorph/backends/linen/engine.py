@@ -43,6 +43,13 @@ class LinenSource:
     def call(self, tensors: Sequence[Any]) -> Any:
         return self.model(*tensors)
 
+    def made_with(self) -> tuple[Any, ...]:
+        return _of_parts, self.model.unbind()  # a bound module holds a scope, which cannot be pickled
+
+
+def _of_parts(module: Any, variables: Any, dtype: str | None) -> Engine:
+    return prepare(module.bind(variables), dtype)
+
 
 def prepare(model: nn.Module, dtype: str | None = None) -> Engine:
     """A faster function of the same inputs and outputs; see :func:`isomorph.prepare`."""

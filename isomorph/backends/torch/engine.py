@@ -28,7 +28,7 @@ from isomorph.backends.memory import Uses
 from isomorph.backends.torch import primitives
 from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.store import Store
-from isomorph.backends.torch.watching import Watch, count_steps, departure, expected_parts, in_evaluation
+from isomorph.backends.torch.watching import Watch, departure, expected_parts, in_evaluation
 from isomorph.backends.torch.weights import unwrap
 from isomorph.backends.torch.writer import TorchWriter, eager
 from isomorph.backends.trace.build import trace
@@ -56,7 +56,6 @@ class Engine:
         self._expected = expected_parts(self.plan)
         self._lock = Lock()
         self._told: set[str] = set()
-        count_steps()
         self._state = self._derived()
 
     def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
@@ -105,17 +104,27 @@ class Engine:
         with self._lock:
             state = self._state
             if state.departure or not state.watch.unchanged():
-                state = self._state = self._derived()
+                state = self._state = self._derived(state)
         if state.departure:
             self._say(state.departure)
         return state
 
-    def _derived(self) -> State:
-        watch = Watch(
-            self.network
-        )  # before anything is read: what changes meanwhile is noticed by the next call
-        found = departure(self.network, self._expected)
-        return State(watch, Store(self.network, self._dtype), found)
+    def refresh(self) -> None:
+        """Prepare anew from the model as it is now, whatever can be seen of its changes."""
+        with self._lock:
+            self._state = self._derived()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return prepare, (self.network, self._dtype)  # what is derived is derived anew, from a copied model
+
+    def _derived(self, before: State | None = None) -> State:
+        """What is derived from the model now: what was before, if nothing changed that a result depends on."""
+        watch = Watch(self.network)  # before anything is read: the next call notices what changes meanwhile
+        reason = departure(self.network, self._expected)
+        if before is not None and not (reason or before.departure) and before.watch.same_values(watch):
+            before.watch = watch
+            return before
+        return State(watch, Store(self.network, self._dtype), reason)
 
     def _run(self, program: Program, state: State, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         try:

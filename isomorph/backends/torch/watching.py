@@ -1,24 +1,30 @@
 """Whether a network still is what its plan says, and whether it changed since it was looked at last.
 
-Noticed are: changes of a parameter in place (PyTorch counts them), other parameters, other memory behind one
-(``parameter.data = ...``, ``model.to(...)``), other layers, hooks, parametrizations, a ``forward`` put on a
-module, another eps of a norm, ties that came apart. Not noticed, because PyTorch does not count it: writing
-into the memory of ``parameter.data``, of ``parameter.detach().numpy()``, or by a kernel of one's own that keeps
-it to itself. ``torch.autograd.graph.increment_version(parameter)`` after such a write tells it.
+Noticed is whatever decides a result: every attribute of every module, parameters, buffers and layers by identity,
+hooks, the functions that the modules' classes compute with, and every write that PyTorch makes into a parameter's
+memory, whoever asks for it: an optimizer's kernel, ``parameter.data``, another tensor on the same memory. For that
+the memory is marked as copied on write, with no copy waiting (:func:`_mark`): the first write takes the mark away.
+
+Memory that PyTorch cannot mark (mapped, shared with processes, NumPy's, an accelerator's) is watched by PyTorch's
+count of changes, where it lies, and on the CPU a sample of its numbers. ``docs/performance.md`` lists what is left.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from operator import attrgetter, is_
+from threading import Lock
 from types import MethodType
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.autograd.graph import increment_version
+from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from isomorph.backends.engine import is_patched
 from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.layers import layer
 from isomorph.plan import Plan
@@ -27,50 +33,136 @@ Tensor = torch.Tensor
 
 _changes = attrgetter("_version")
 _address = Tensor.data_ptr
+_is_marked = getattr(torch._C, "_is_cow_tensor", lambda tensor: False)
+_COMPUTING = ("forward", "__call__", "_call_impl")
+_functions = attrgetter(*_COMPUTING)
 _INERT = (nn.Dropout, nn.Identity)  # either may stand where the other does: they do nothing in evaluation
+_SAMPLE = 1 << 12
+"""Numbers of an unmarked parameter that are compared; one of no more is compared whole."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_marking = Lock()
+_watches: WeakSet[Watch] = WeakSet()
 
 
 class Watch:
-    """A network as it was; :meth:`unchanged` compares it with what it is now, at about 50 ns per part."""
+    """A network as it was; :meth:`unchanged` compares it with what it is now, at C speed."""
 
     def __init__(self, network: Network) -> None:
         self._modules = list(network.modules())
         self._types = list(map(type, self._modules))
-        self._hooks: list[Any] = _global_hooks()
-        self._places: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        for module in self._modules:
-            self._hooks += [module._forward_hooks, module._forward_pre_hooks]
-            for place, names in (
-                (module.__dict__, ("eps",) if "eps" in module.__dict__ else ()),
-                (module._parameters, tuple(module._parameters)),
-                (module._modules, tuple(module._modules)),
-            ):
-                self._places += [place] * len(names)
-                self._names += names
-        self._attributes = [module.__dict__ for module in self._modules]
-        self._counts = list(map(len, self._attributes))  # a forward put on a module is one more
-        self._held = list(map(dict.get, self._places, self._names))
-        self._parameters = [p for p in network.parameters() if not p.is_inference()]
-        self._versions = list(map(_changes, self._parameters))
-        self._addresses = list(map(_address, self._parameters))
-        self._memory = [p.detach() for p in self._parameters]  # lest an address be given to something else
+        self._kinds = list(dict.fromkeys(self._types))
+        self._computing = list(map(_functions, self._kinds))
+        self._hooks = [
+            h for module in self._modules for h in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._attributes = list(map(vars, self._modules))
+        self._attributes_then = list(map(dict, self._attributes))
+        places = [
+            p for module in self._modules for p in (module._parameters, module._buffers, module._modules)
+        ]
+        self._places = [place for place in places for _ in place]
+        self._names = [name for place in places for name in place]
+        self._parts = list(map(dict.get, self._places, self._names))
+        tensors = [*network.parameters(), *network.buffers()]
+        self._marked: list[Tensor] = []
+        self._touched = False
+        with _marking:
+            for watch in list(_watches):  # marking anew would hide from others that a mark was gone
+                watch._look()
+            self._marked = [tensor for tensor in tensors if _mark(tensor)]
+            _watches.add(self)
+        self._memory = [tensor.detach() for tensor in self._marked]
+        marked = set(map(id, self._marked))
+        self._counted = [t for t in tensors if id(t) not in marked and not (t.is_inference() or t.is_meta)]
+        self._versions = list(map(_changes, self._counted))
+        self._addresses = list(map(_address, self._counted))
+        self._samples = [_sample(t) for t in self._counted if t.device.type == "cpu"]
+        self._samples_then = [sample.clone() for sample in self._samples]
+        self._kept = [t.detach() for t in self._counted]  # lest an address be given to something else
+        if self._counted:
+            count_steps()
 
     def unchanged(self) -> bool:
+        """Whether nothing of the network is other than it was."""
+        try:
+            return self._same_values() and self._same_parts()
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):  # such as tensors that are not to be compared
+            return False
+
+    unchanged._torchdynamo_disable = True  # what torch.compiler.disable sets, which loads the compiler  # type: ignore[attr-defined]
+
+    def same_values(self, other: Watch) -> bool:
+        """Whether another watch, a later one, met the same parameters with the same values."""
+        tensors = [[*watch._marked, *watch._counted] for watch in (self, other)]
         return (
-            all(map(is_, map(dict.get, self._places, self._names), self._held))
-            and not any(self._hooks)
-            and list(map(_changes, self._parameters)) == self._versions
-            and list(map(_address, self._parameters)) == self._addresses
-            and list(map(type, self._modules)) == self._types
-            and list(map(len, self._attributes)) == self._counts
+            self._same_values()
+            and len(tensors[0]) == len(tensors[1])
+            and all(map(is_, tensors[0], tensors[1]))
         )
 
+    def _same_values(self) -> bool:
+        return (
+            not self._touched
+            and all(map(_is_marked, self._marked))
+            and all(map(Tensor.is_set_to, self._marked, self._memory))
+            and (not self._counted or self._same_counts())
+        )
 
-def _global_hooks() -> list[Any]:
+    def _same_counts(self) -> bool:
+        return (
+            list(map(_changes, self._counted)) == self._versions
+            and list(map(_address, self._counted)) == self._addresses
+            and all(map(torch.equal, self._samples, self._samples_then))
+        )
+
+    def _same_parts(self) -> bool:
+        return (
+            self._attributes == self._attributes_then
+            and all(map(is_, map(dict.get, self._places, self._names), self._parts))
+            and not any(self._hooks)
+            and not any(_global_hooks())
+            and list(map(type, self._modules)) == self._types
+            and list(map(_functions, self._kinds)) == self._computing
+        )
+
+    def _look(self) -> None:
+        self._touched = self._touched or not all(map(_is_marked, self._marked))
+
+
+def _mark(tensor: Tensor) -> bool:
+    """Mark a tensor's memory so that the next write through PyTorch takes the mark away; whether it could be.
+
+    A lazy clone makes memory "copied on write"; as the clone is dropped at once nothing is ever copied, and
+    where the memory lies stays as it is. What PyTorch did not allocate cannot be marked.
+    """
+    if tensor.device.type != "cpu" or tensor.is_inference() or not hasattr(tensor, "_lazy_clone"):
+        return False
+    try:
+        if not _is_marked(tensor):
+            tensor.detach()._lazy_clone()
+        return _is_marked(tensor)
+    except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
+        return False
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Numbers of a tensor spread evenly, as bits on the same memory, so that a NaN equals itself."""
+    bits = tensor.detach().view(_BITS[tensor.element_size()])
+    return bits.view(-1)[:: max(1, bits.numel() // _SAMPLE)] if bits.is_contiguous() else bits
+
+
+def _global_hooks() -> tuple[Any, Any]:
     """PyTorch's hooks of all modules, where this version keeps them."""
-    names = ("_global_forward_hooks", "_global_forward_pre_hooks")
-    return [getattr(nn.modules.module, name, {}) for name in names]
+    return (
+        getattr(torch_module, "_global_forward_hooks", None),
+        getattr(torch_module, "_global_forward_pre_hooks", None),
+    )
 
 
 class Part(NamedTuple):
@@ -120,6 +212,9 @@ def departure(network: Network, expected: list[Part]) -> str:
         found = _other_part(module, part)
         if found:
             return f"{part.path} {found}"
+    for kind in dict.fromkeys(map(type, network.modules())):
+        if is_patched(kind, _COMPUTING):
+            return f"the class {kind.__name__} computes with a function that was put on it"
     return _other_parameters(network)
 
 
@@ -142,6 +237,8 @@ def _other_parameters(network: Network) -> str:
     for path, parameter in network.named_parameters():
         if type(parameter) is not nn.Parameter:
             return f"{path} is a {type(parameter).__name__} and no torch.nn.Parameter"
+        if parameter.is_meta:
+            return f"{path} is on the meta device, which holds no values"
         if parameter.is_inference():
             return f"{path} was made in inference mode, where PyTorch does not count changes"
         if not parameter.is_floating_point():
@@ -173,5 +270,5 @@ def count_steps() -> None:
 
 
 def _count(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
-    for group in optimizer.param_groups:
-        increment_version([p for p in group["params"] if p.grad is not None and not p.is_inference()])
+    for group in optimizer.param_groups:  # whatever their gradients are: another hook may have cleared them
+        increment_version([p for p in group["params"] if not p.is_inference()])
