@@ -7,6 +7,7 @@ second axis times its receptive field, fan_out that of the first.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from math import hypot
 from typing import Any, ClassVar
 
@@ -199,3 +200,10 @@ def from_json(data: dict[str, Any]) -> Initializer:
     """The inverse of :meth:`Initializer.to_json`."""
     data = dict(data)
     return make(data.pop("scheme"), (), data)
+
+
+@lru_cache(maxsize=4096)
+def uniform_fan_in(fan_in: int) -> Uniform:
+    """Uniform on ±1/sqrt(fan_in), PyTorch's default for linear and convolution layers."""
+    bound = fan_in**-0.5 if fan_in else 0.0
+    return Uniform(-bound, bound)

@@ -12,7 +12,7 @@ from typing import Any
 from isomorph import initializers
 from isomorph.errors import IsomorphError, MissingAttributeError
 from isomorph.language.capture import located, record
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -20,9 +20,9 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise AttributeError(name)
     if name in initializers.SCHEMES:
         return _initializer(name)
-    operator = registry.get(name)
+    operator = catalogue.get(name)
     if operator is None:
-        error = located(registry.unknown(name))
+        error = located(catalogue.unknown(name))
         raise MissingAttributeError(error.code, error.message, error.location, error.hints)
     function = _recording(name, len(operator.signature.outputs))
     function.__doc__ = operator.__doc__
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def __dir__() -> list[str]:
-    return sorted([*registry.all_operators(), *initializers.SCHEMES])
+    return sorted([*catalogue.all_operators(), *initializers.SCHEMES])
 
 
 def _recording(name: str, outputs: int) -> Callable[..., Any]:

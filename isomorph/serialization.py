@@ -9,7 +9,7 @@ from typing import Any
 
 from isomorph import initializers
 from isomorph.errors import IsomorphError, shorten
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict
 from isomorph.plan import Bound, Node, Plan, Value
 from isomorph.resolver.dimensions import parse_dimension
@@ -131,9 +131,9 @@ def _node_to_data(node: Node) -> dict[str, Any]:
 
 def _node_from_data(index: int, data: dict[str, Any]) -> Node:
     name, _, _ = data["operator"].partition("@")
-    operator = registry.get(name)
+    operator = catalogue.get(name)
     if operator is None:
-        raise registry.unknown(name)
+        raise catalogue.unknown(name)
     if operator.identity != data["operator"]:
         raise IsomorphError(
             "E_OPERATOR", f"the plan needs {data['operator']}, installed is {operator.identity}",

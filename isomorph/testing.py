@@ -23,7 +23,7 @@ import numpy as np
 from isomorph.backends.available import Gradients, Harness, available, load
 from isomorph.backends.samples import order_one_weights, rounded, sample_inputs, sample_sizes
 from isomorph.errors import IsomorphError, shorten
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.operators.declare import Operator
 from isomorph.operators.pattern import Signature
 from isomorph.plan import Plan
@@ -128,9 +128,9 @@ def check_operator(
 def _declared(operator: Any) -> type[Operator]:
     """The operator of a name, or a class that is one already."""
     if isinstance(operator, str):
-        found = registry.get(operator)
+        found = catalogue.get(operator)
         if found is None:
-            raise registry.unknown(operator)
+            raise catalogue.unknown(operator)
         return found
     if isinstance(operator, type) and issubclass(operator, Operator) and hasattr(operator, "identity"):
         return operator

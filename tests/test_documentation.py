@@ -92,12 +92,12 @@ def test_the_onnx_file_of_the_documentation_runs(tmp_path: Path, monkeypatch: py
 def test_the_operator_that_the_documentation_adds() -> None:
     names: dict[str, Any] = {}
     exec(blocks((ROOT / "docs" / "extending.md").read_text(), "python")[0], names)
-    from isomorph.operators import registry
+    from isomorph.operators import catalogue
 
     try:
         check_operator(names["MLPMixer"])
     finally:
-        registry._operators.pop("mlp_mixer")
+        catalogue.declared.pop("mlp_mixer")
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import isomorph as iso
-from isomorph.operators.registry import all_operators
+from isomorph.operators.catalogue import all_operators
 
 EXAMPLES = [
     (example.definition, example.input, example.output, example.input_dtype)

@@ -9,7 +9,7 @@ import isomorph as iso
 from isomorph import testing
 from isomorph.backends.available import REQUIRES, available, load
 from isomorph.initializers import Constant
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 
 torch = pytest.importorskip("torch")
 BLOCK = iso.resolve("transformer_block(2, layer_scale=True)", input=("B", 5, 8))
@@ -323,7 +323,7 @@ def declare(**overrides):
 @pytest.fixture(autouse=True)
 def _forget():
     yield
-    registry._operators.pop("harness_test_double", None)
+    catalogue.declared.pop("harness_test_double", None)
 
 
 def test_a_sound_operator_from_outside():

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from isomorph.errors import IsomorphError
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.paths import path_text
 from isomorph.show.page import catalogue_page, docstring, operator_page
 
@@ -20,9 +20,9 @@ def run(operator: str | None, out: str | None) -> None:
     elif operator is None:
         print_catalogue()
     else:
-        found = registry.get(operator)
+        found = catalogue.get(operator)
         if found is None:
-            raise registry.unknown(operator)
+            raise catalogue.unknown(operator)
         print_page(operator_page(found))
 
 
@@ -39,7 +39,7 @@ def print_page(page: str) -> None:
 
 def print_catalogue() -> None:
     """Every operator with its shape and its purpose, by category."""
-    operators = registry.all_operators()
+    operators = catalogue.all_operators()
     categories: dict[str, list[str]] = {}
     for name, operator in operators.items():
         categories.setdefault(operator.category, []).append(name)
@@ -53,7 +53,7 @@ def print_catalogue() -> None:
 
 def write_pages(directory: Path) -> None:
     """``index.md`` and a page per operator; E_ARGUMENT when the directory cannot be written."""
-    operators = registry.all_operators()
+    operators = catalogue.all_operators()
     pages = {f"{name}.md": operator_page(operator) for name, operator in operators.items()}
     try:
         directory.mkdir(parents=True, exist_ok=True)

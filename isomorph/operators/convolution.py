@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from isomorph.initializers import uniform_fan_in
 from isomorph.operators.declare import (
     INFERRED,
     Conflict,
@@ -15,7 +16,6 @@ from isomorph.operators.declare import (
     Parameter,
     argument,
     operator,
-    uniform_fan_in,
 )
 from isomorph.primitives import Primitives, Tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Any, ClassVar
 
-from isomorph.initializers import Normal
+from isomorph.initializers import Normal, uniform_fan_in
 from isomorph.operators.declare import (
     INFERRED,
     Conflict,
@@ -14,7 +14,6 @@ from isomorph.operators.declare import (
     Parameter,
     argument,
     operator,
-    uniform_fan_in,
 )
 from isomorph.primitives import Primitives, Tensor
 

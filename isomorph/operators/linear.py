@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from isomorph.initializers import uniform_fan_in
 from isomorph.operators.declare import (
     INFERRED,
     Example,
@@ -11,7 +12,6 @@ from isomorph.operators.declare import (
     Parameter,
     argument,
     operator,
-    uniform_fan_in,
 )
 from isomorph.primitives import Primitives, Tensor
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from keyword import iskeyword
-from typing import TYPE_CHECKING
 
 from isomorph.errors import IsomorphError, shorten
 from isomorph.initializers import SCHEMES
+from isomorph.operators.operator import Operator
 from isomorph.operators.pattern import Signature, variables_of
-
-if TYPE_CHECKING:
-    from isomorph.operators.declare import Operator
 
 NEVER_OPERATORS = frozenset({"input", "output", "range", *SCHEMES})
 """Names that the language gives another meaning; ``language.names`` says the same."""

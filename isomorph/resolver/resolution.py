@@ -7,7 +7,7 @@ from typing import Any
 
 from isomorph.errors import IsomorphError, shorten
 from isomorph.language.graph import Call, Contract, Graph
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.plan import Plan
 from isomorph.resolver import binding, contracts, finish, ranks, story
@@ -150,9 +150,9 @@ class Resolution:
         return len(self.shapes) - 1
 
     def _enter(self, index: int, call: Call) -> None:
-        operator = registry.get(call.operator)
+        operator = catalogue.get(call.operator)
         if operator is None:
-            error = registry.unknown(call.operator)
+            error = catalogue.unknown(call.operator)
             place = call.locate(None) if call.locate else None
             raise IsomorphError(error.code, error.message, place, error.hints)
         draft = Draft(index, call, operator)

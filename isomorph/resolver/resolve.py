@@ -11,7 +11,7 @@ from typing import Any
 from isomorph.errors import IsomorphError
 from isomorph.language.graph import Contract
 from isomorph.limits import limits_with
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.paths import path_text
 from isomorph.plan import Plan
 from isomorph.resolver import contracts
@@ -111,7 +111,7 @@ def resolve_function(
 
 
 def _is_operator(name: str) -> bool:
-    return registry.is_known(name)
+    return catalogue.is_known(name)
 
 
 @contextmanager

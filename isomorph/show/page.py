@@ -50,7 +50,7 @@ def operator_page(operator: type[Operator]) -> str:
 
 def catalogue_page() -> str:
     """An index of all operators by category, each with its shape, title and a link to its page."""
-    from isomorph.operators.registry import all_operators
+    from isomorph.operators.catalogue import all_operators
 
     categories: dict[str, list[type[Operator]]] = {}
     for operator in all_operators().values():

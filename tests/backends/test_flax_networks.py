@@ -14,7 +14,7 @@ from isomorph import testing
 from isomorph.backends.available import load
 from isomorph.backends.bounds import numeric_bound
 from isomorph.backends.jax.harness import compiled_quickly
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.show.page import resolve_example
 
 BACKENDS = ["nnx", "linen"]
@@ -299,10 +299,10 @@ def test_parameters_cast_by_their_user(backend):
     assert "expected bfloat16, the network's dtype, got float32" in error_of(function, halves, draw(1, 2, 4))
 
 
-@pytest.mark.parametrize("name", registry.all_operators())
+@pytest.mark.parametrize("name", catalogue.all_operators())
 def test_operators_in_half_precision(name):
     """Every example within the bound of its dtype, ``4 eps sqrt(K) max(1, max |y|)`` for each node."""
-    for example in registry.all_operators()[name].examples:
+    for example in catalogue.all_operators()[name].examples:
         for dtype, backend in (("bfloat16", "nnx"), ("float16", "linen")):  # their bits are equal, see above
             plan = resolve_example(example._replace(dtype=dtype))
             weights = testing.order_one_weights(plan)

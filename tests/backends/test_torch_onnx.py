@@ -11,7 +11,7 @@ import pytest
 
 import isomorph as iso
 from isomorph.backends.bounds import numeric_bound
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.show.page import resolve_example
 from isomorph.testing import order_one_weights, sample_inputs
 
@@ -120,7 +120,7 @@ TOGETHER = {
 }
 ALONE = sorted(
     name
-    for name in registry.all_operators()
+    for name in catalogue.all_operators()
     if not any(re.search(rf"\b{name}\(", text) for text in TOGETHER.values())
 )
 
@@ -133,15 +133,15 @@ def test_trap_t36_networks_of_many_operators_at_any_size(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ALONE)
 def test_every_other_operator(name: str, tmp_path: Path) -> None:
-    plans = [resolve_example(example) for example in registry.all_operators()[name].examples]
+    plans = [resolve_example(example) for example in catalogue.all_operators()[name].examples]
     check(max(plans, key=lambda plan: len(plan.symbols)), tmp_path)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", registry.all_operators())
+@pytest.mark.parametrize("name", catalogue.all_operators())
 def test_every_example_of_every_operator(name: str, dtype: str, tmp_path: Path) -> None:
-    for example in registry.all_operators()[name].examples:
+    for example in catalogue.all_operators()[name].examples:
         check(resolve_example(example, dtype=dtype), tmp_path)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from isomorph.backends.trace.build import parameter_rows, sizes_with, trace, trace_operator
 from isomorph.errors import IsomorphError
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.operators.attention import Attention
 from isomorph.operators.blocks import TransformerBlock
 from isomorph.operators.declare import Operator, operator
@@ -126,7 +126,7 @@ def test_parameter_rows():
 def test_every_example_of_every_operator_traces():
     """Also the check that a forward computation gives the shapes that its shape rule says."""
     count = 0
-    for cls in registry.all_operators().values():
+    for cls in catalogue.all_operators().values():
         for example in cls.examples:
             plan = resolve(
                 example.definition,

@@ -1,6 +1,6 @@
 """``docs``: the catalogue, a page, all pages as files."""
 
-from isomorph.operators.registry import all_operators
+from isomorph.operators.catalogue import all_operators
 from isomorph.show.page import operator_page
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import isomorph as iso
 from isomorph.backends.bounds import numeric_bound
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.show.page import resolve_example
 from isomorph.testing import order_one_weights, sample_inputs, sample_sizes
 
@@ -97,12 +97,12 @@ def check(
             assert np.abs(got - array).max(initial=0.0) <= expected.total, (name, at)
 
 
-OPERATORS = list(registry.all_operators())
+OPERATORS = list(catalogue.all_operators())
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_in_torch(name):
-    for one in registry.all_operators()[name].examples:
+    for one in catalogue.all_operators()[name].examples:
         plan = resolve_example(one)
         check("torch", plan, sample_sizes(plan))  # one engine: B = 2, then 1, then 0
         for mode in ("bfloat16", "int8"):
@@ -111,14 +111,14 @@ def test_operators_in_torch(name):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_in_nnx(name, quick):
-    for one in registry.all_operators()[name].examples[:2]:
+    for one in catalogue.all_operators()[name].examples[:2]:
         plan = resolve_example(one)
         check("nnx", plan, sample_sizes(plan)[:1])
 
 
 @pytest.mark.parametrize("name", ["linear", "attention", "transformer_block", "embedding", "rms_norm"])
 def test_operators_in_linen(name, quick):
-    plan = resolve_example(registry.all_operators()[name].examples[0])
+    plan = resolve_example(catalogue.all_operators()[name].examples[0])
     check("linen", plan, sample_sizes(plan)[:1])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isomorph.backends.available import available, load
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.show.page import resolve_example
 from isomorph.testing import check_operator, compare_gradients, compare_outputs
 
@@ -20,23 +20,23 @@ CATALOGUE = [
 
 
 def test_the_catalogue_is_whole():
-    assert set(CATALOGUE) <= set(registry.all_operators())
+    assert set(CATALOGUE) <= set(catalogue.all_operators())
 
 
-@pytest.mark.parametrize("name", registry.all_operators())
+@pytest.mark.parametrize("name", catalogue.all_operators())
 def test_operator(name):
     report = check_operator(name)
     assert report.identity == f"{name}@1"
-    assert len(report.comparisons) >= 3 * len(registry.all_operators()[name].examples)
+    assert len(report.comparisons) >= 3 * len(catalogue.all_operators()[name].examples)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", registry.all_operators())
+@pytest.mark.parametrize("name", catalogue.all_operators())
 def test_operator_in_half_precision(name, dtype):
     """Values and gradients within the bound of the dtype, in every framework's backend."""
     harnesses = {backend: load(backend) for backend in available() if backend != "reference"}
     found = []
-    for number, example in enumerate(registry.all_operators()[name].examples, 1):
+    for number, example in enumerate(catalogue.all_operators()[name].examples, 1):
         plan = resolve_example(example, dtype=dtype)
         found += compare_outputs(plan, {"torch": harnesses["torch"]}, number)  # Flax: test_flax_networks.py
         found += compare_gradients(plan, harnesses, number)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import isomorph as iso
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.show.page import catalogue_page, operator_page
 
 ARGUMENTS = {
@@ -104,7 +104,7 @@ def tables(text: str) -> list[list[tuple[str, ...]]]:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return operator_page(registry.all_operators()["transformer_block"])
+    return operator_page(catalogue.all_operators()["transformer_block"])
 
 
 def test_sections_of_transformer_block(page):
@@ -150,9 +150,9 @@ def test_examples_of_transformer_block(page, number):
     assert text.strip().endswith(EXAMPLES[number - 1])
 
 
-@pytest.mark.parametrize("name", registry.all_operators())
+@pytest.mark.parametrize("name", catalogue.all_operators())
 def test_every_page_is_whole(name):
-    operator = registry.all_operators()[name]
+    operator = catalogue.all_operators()[name]
     text = operator_page(operator)
     assert text.startswith(f"# `{name}`\n\n")
     assert text.count("\nParameters: ") == len(operator.examples) >= 1
@@ -167,19 +167,19 @@ def test_every_page_is_whole(name):
 
 
 def test_marks_of_ports_and_defaults():
-    attention = operator_page(registry.all_operators()["attention"])
+    attention = operator_page(catalogue.all_operators()["attention"])
     assert "| `mask` | input (optional) | `mask[B, T]` | bool |" in attention
     assert "Input x=['B', 'T', 8], m=['B', 'T'] → output ['B', 'T', 8]." in attention
-    concat = operator_page(registry.all_operators()["concat"])
+    concat = operator_page(catalogue.all_operators()["concat"])
     assert "| `x` | input (two or more) | `x[B, ...]` | compute |" in concat
-    linear = operator_page(registry.all_operators()["linear"])
+    linear = operator_page(catalogue.all_operators()["linear"])
     assert "| `out_features` (positional) | int | inferred | >= 1 |" in linear
 
 
 def test_the_catalogue_lists_every_operator_once():
     text = catalogue_page()
     links = re.findall(r"\[`(\w+)`\]\((\w+)\.md\)", text)
-    assert sorted(name for name, _ in links) == list(registry.all_operators())
+    assert sorted(name for name, _ in links) == list(catalogue.all_operators())
     assert all(name == file for name, file in links)
     assert "| [`cls_token`](cls_token.md) | `x[B, T, D] -> out[B, T+1, D]` |" in text
 
@@ -198,7 +198,7 @@ def test_a_page_of_an_outside_operator():
     try:
         text = operator_page(Double)
     finally:
-        del registry._operators["page_test_double"]
+        del catalogue.declared["page_test_double"]
     assert "Category: testing · Identity: page_test_double@3" in text
     assert "| `times` | int | `2` | one of `2`, `4` | a \\| b |" in text
     assert "## Description" not in text

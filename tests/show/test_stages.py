@@ -37,9 +37,9 @@ def test_what_is_no_sum_is_not_guessed():
             ("n0", "reshape", (UNREADABLE, 4)), ("n0", "reshape", ("B", "T", 4)),
         ]  # fmt: skip
     finally:
-        from isomorph.operators import registry
+        from isomorph.operators import catalogue
 
-        registry._operators.pop("flat_and_back")
+        catalogue.declared.pop("flat_and_back")
 
 
 def test_only_sums_of_branches_are_residual():

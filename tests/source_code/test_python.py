@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.operators import registry
+from isomorph.operators import catalogue
 from isomorph.primitives import Primitives
 from isomorph.show.page import resolve_example
 from isomorph.source_code import export_python, write_python
@@ -32,7 +32,7 @@ _EXAMPLE_TESTS = runpy.run_path(str(ROOT / "tests" / "examples" / "test_examples
 
 OPERATORS = [
     pytest.param(name, number, id=f"{name}-{number + 1}")
-    for name, operator in registry.all_operators().items()
+    for name, operator in catalogue.all_operators().items()
     for number in range(len(operator.examples))
 ]
 
@@ -208,12 +208,12 @@ def check_nnx(plan: iso.Plan, directory: Path) -> None:
 
 @pytest.mark.parametrize(("name", "number"), OPERATORS)
 def test_every_operator_in_torch(name: str, number: int) -> None:
-    check_torch(resolve_example(registry.all_operators()[name].examples[number]))
+    check_torch(resolve_example(catalogue.all_operators()[name].examples[number]))
 
 
 @pytest.mark.parametrize(("name", "number"), OPERATORS)
 def test_every_operator_in_nnx(name: str, number: int, tmp_path: Path) -> None:
-    check_nnx(resolve_example(registry.all_operators()[name].examples[number]), tmp_path)
+    check_nnx(resolve_example(catalogue.all_operators()[name].examples[number]), tmp_path)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -342,7 +342,7 @@ def test_initial_values_follow_the_definition() -> None:
 
 
 def texts() -> dict[str, str]:
-    plans = {f"{name}_{i}": resolve_example(example) for name, operator in registry.all_operators().items()
+    plans = {f"{name}_{i}": resolve_example(example) for name, operator in catalogue.all_operators().items()
              for i, example in enumerate(operator.examples)}  # fmt: skip
     plans |= {f"network_{i}": network_of(name) for i, name in enumerate(NETWORKS)}
     plans |= {f"example_{name}": iso.resolve_file(ROOT / "examples" / f"{name}.net") for name in EXAMPLES}
