@@ -27,7 +27,8 @@ def test_limits_are_a_mapping(limits: Any) -> None:
     assert refusal(iso.resolve, "linear(4)", input=("B", 8), limits=limits) == (
         f"E_ARGUMENT: limits must be a mapping from name to number, got {limits!r}\n"
         '  as in limits={"max_nodes": 1000}\n'
-        "  limits: max_nodes, max_dimension, max_source_bytes, max_nesting, max_parameter_bytes"
+        "  limits: max_nodes, max_dimension, max_source_bytes, max_nesting, max_parameter_bytes, "
+        "max_search_steps"
     )
 
 
@@ -35,7 +36,8 @@ def test_limits_are_a_mapping(limits: Any) -> None:
 def test_a_limits_name_is_a_string(name: Any) -> None:
     assert refusal(iso.resolve, "linear(4)", input=("B", 8), limits={name: 2}) == (
         f"E_ARGUMENT: unknown limit {name!r}\n"
-        "  limits: max_nodes, max_dimension, max_source_bytes, max_nesting, max_parameter_bytes"
+        "  limits: max_nodes, max_dimension, max_source_bytes, max_nesting, max_parameter_bytes, "
+        "max_search_steps"
     )
 
 

@@ -80,6 +80,9 @@ class MultiHeadAttention(Operator):
                 hints=("each key/value head serves the same number of query heads",),
             )  # fmt: skip
 
+    def multiples(self) -> dict[str, int]:
+        return {} if self.head_dim else {"D": self.heads}
+
     def projections(self, D: int, D_context: int) -> dict[str, Operator]:
         """The children: four projections, and norms and dropout where asked for."""
         d, qkv_bias = self.head_width(D), self.bias and self.qkv_bias
@@ -201,6 +204,9 @@ class Attention(MultiHeadAttention):
                 argument="rope",
                 sizes=("D",),
             )
+
+    def multiples(self) -> dict[str, int]:
+        return {D: 2 * heads if self.rope else heads for D, heads in super().multiples().items()}
 
     def children(self, D: int) -> dict[str, Operator]:
         return self.projections(D, D)

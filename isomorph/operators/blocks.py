@@ -23,6 +23,9 @@ class PreNormBlock(Operator):
         check_heads(self.heads, D)
         check_epsilon(self.eps)
 
+    def multiples(self) -> dict[str, int]:
+        return {"D": self.heads}
+
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         x = x + self.scaled(m, "gamma1", m.attn(m.norm1(x)))  # (B, T, D)
         return x + self.scaled(m, "gamma2", m.ffn(m.norm2(x)))  # (B, T, D)
@@ -212,6 +215,9 @@ class PostNormBlock(Operator):
     def check(self, D: int) -> None:
         check_heads(self.heads, D)
         check_epsilon(self.eps)
+
+    def multiples(self) -> dict[str, int]:
+        return {"D": self.heads}
 
     def children(self, D: int) -> dict[str, Operator]:
         norm = LayerNorm.of(D=D, eps=self.eps)

@@ -138,6 +138,9 @@ class SinusoidalPositionEmbedding(Operator):
                 hints=("features come in pairs of a sine and a cosine",),
             )
 
+    def multiples(self) -> dict[str, int]:
+        return {"D": 2}
+
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         T, D = x.shape[1], self.sizes["D"]
         frequencies = tuple(self.max_period ** (-2.0 * i / D) for i in range(D // 2))

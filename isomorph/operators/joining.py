@@ -94,7 +94,6 @@ class Concat(Operator):
     def relate(self, solver: Any, sizes: Any, *shapes: Any) -> Any:
         first = shapes[0]
         axis = _join_axis(self.axis, len(first))
-        total = first[axis]
         for position, shape in enumerate(shapes[1:], 1):
             if len(shape) != len(first):
                 raise Conflict(
@@ -110,7 +109,7 @@ class Concat(Operator):
                         f"axis {i} is {a} in x0 and {b} in x{position}"
                     )
                 solver.equal(a, b)
-            total = total + shape[axis]
+        total = solver.sum([shape[axis] for shape in shapes])
         return ((*first[:axis], total, *first[axis + 1 :]),)
 
     def forward(self, m: Any, F: Primitives, *tensors: Tensor) -> Tensor:

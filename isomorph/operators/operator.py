@@ -79,6 +79,14 @@ class Operator:
     def check(self, *sizes: Any, **named: Any) -> None:
         """Raise :class:`Conflict` when arguments and sizes do not fit together."""
 
+    def multiples(self) -> Mapping[str, int]:
+        """Sizes that :meth:`check` accepts only as multiples of a number: ``{"D": self.heads}``.
+
+        It helps the resolver, which asks with arguments alone: a size that is not given is sought among the
+        multiples, instead of among all numbers.
+        """
+        return {}
+
     def children(self, *sizes: Any, **named: Any) -> Mapping[str, Operator]:
         """Operators inside this one, by attribute name, made with :meth:`of`."""
         return {}
@@ -96,7 +104,7 @@ class Operator:
 
     ``self`` has its given arguments (an inferable one may be None); ``sizes`` maps pattern variables
     bound by the inputs, and sizes stated by arguments, to dimensions; the solver offers ``unknown``,
-    ``equal``, ``product``, ``quotient`` and ``open_shape``.
+    ``equal``, ``sum``, ``product``, ``quotient`` and ``open_shape``.
     """
 
     relate_open: Any = None

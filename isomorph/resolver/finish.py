@@ -27,7 +27,7 @@ def settle(resolution: Resolution, shape: OpenShape) -> None:
     count = solver.value(shape.count)
     given = solver.product(shape.prefix[1:])
     fewest = len(shape.prefix)
-    possible = shape.possible_ranks()
+    possible = shape.possible_ranks(solver.budget)
     if type(count) is int and type(given) is int:
         if count % given:
             raise Clash(count, given, f"{count} elements are not a multiple of {given}")

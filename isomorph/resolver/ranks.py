@@ -76,9 +76,13 @@ def wait_for_ranks(resolution: Resolution, draft: Draft, still_open: list[tuple[
         return
     outputs = zip(operator.signature.outputs, (resolution.shapes[v] for v in draft.outputs), strict=True)
     linked = [(port, shape) for port, shape in [*still_open, *outputs] if "..." in port.axes]
+    first_port, first = linked[0]
+    all_follow = _Following(resolution, draft, linked)
     for port, shape in linked:
-        shape.links += [(o, len(p.axes) - len(port.axes)) for p, o in linked if o is not shape]
-        shape.waiting.append(lambda port=port, shape=shape: follow(resolution, draft, port, shape, linked))
+        if shape is not first:  # a star: what hangs together is found by walking
+            first.links.append((shape, len(port.axes) - len(first_port.axes)))
+            shape.links.append((first, len(first_port.axes) - len(port.axes)))
+        shape.waiting.append(lambda port=port, shape=shape: all_follow(port, shape))
 
 
 def promise_outputs(resolution: Resolution, draft: Draft, port: Any, shape: OpenShape) -> None:
@@ -90,16 +94,24 @@ def promise_outputs(resolution: Resolution, draft: Draft, port: Any, shape: Open
         resolution.shapes[value] = OpenShape(prefix, count, draft.index, promised=True)
 
 
-def follow(
-    resolution: Resolution, draft: Draft, port: Any, shape: OpenShape, linked: list[tuple[Any, OpenShape]]
-) -> None:
-    middle = len(shape.closed or ()) - len(port.axes)
-    for other_port, other in linked:
-        if other.closed is None:
-            try:
-                resolution.solver.close(other, len(other_port.axes) + middle)
-            except Clash:
-                other_rank = (len(other_port.axes) + middle,)
-                conflict = RankClash(other_port, other.prefix, other_rank)
-                conflict.owner = draft.index
-                raise conflict from None
+class _Following:
+    """Gives the other tensors of a call their ranks, once the first of them has its own."""
+
+    def __init__(self, resolution: Resolution, draft: Draft, linked: list[tuple[Any, OpenShape]]) -> None:
+        self.resolution, self.draft, self.linked = resolution, draft, linked
+        self.is_done = False
+
+    def __call__(self, port: Any, shape: OpenShape) -> None:
+        if self.is_done:
+            return
+        self.is_done = True
+        middle = len(shape.closed or ()) - len(port.axes)
+        for other_port, other in self.linked:
+            if other.closed is None:
+                rank = len(other_port.axes) + middle
+                try:
+                    self.resolution.solver.close(other, rank)
+                except Clash:
+                    conflict = RankClash(other_port, other.prefix, (rank,))
+                    conflict.owner = self.draft.index
+                    raise conflict from None

@@ -11,11 +11,15 @@ from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.plan import Plan
 from isomorph.resolver import binding, contracts, finish, ranks, story
-from isomorph.resolver.search import Check, NoSolution, Several, Undetermined, search
+from isomorph.resolver.budget import Budget, Exhausted
+from isomorph.resolver.search import Check, Multiple, NoSolution, Several, Undetermined, search
 from isomorph.resolver.shapes import AxisClash, RankClash, match, produce
 from isomorph.resolver.solver import Clash, OpenShape, Solver
 
-CONFLICTS = (Conflict, Clash, AxisClash, RankClash, NoSolution, Several, Undetermined)
+CONFLICTS = (Conflict, Clash, AxisClash, RankClash, NoSolution, Several, Undetermined, Exhausted)
+
+FREE_TERMS = 4
+"""Terms of one size that cost nothing."""
 
 
 class Draft:
@@ -66,7 +70,7 @@ class Resolution:
     ) -> None:
         self.graph, self.limits = graph, limits
         self.dtype = contracts.check_dtype(dtype)
-        self.solver = Solver()
+        self.solver = Solver(Budget(limits["max_search_steps"]))
         self.drafts: list[Draft] = []
         self.outputs: list[tuple[str, int]] = []
         self.shapes: list[Any] = []
@@ -195,6 +199,14 @@ class Resolution:
         draft.sizes, outputs, draft.instance = found
         for value, shape in zip(draft.outputs, outputs, strict=True):
             self._set_output(value, shape)
+            if type(shape) is tuple:
+                self._charge(shape)
+
+    def _charge(self, shape: tuple[Any, ...]) -> None:
+        """Sizes of many terms are many terms to copy, to print and to save, wherever they stand."""
+        for dim in shape:
+            if type(dim) is not int and len(dim.terms) > FREE_TERMS:
+                self.solver.budget.spend(len(dim.terms))
 
     def _relate(self, draft: Draft, shapes: list[Any]) -> tuple[dict[str, Any], list[Any], Operator | None]:
         operator, solver = draft.operator, self.solver
@@ -255,12 +267,16 @@ class Resolution:
     def _solve_the_rest(self) -> None:
         """Ranks that only one number fits, then sizes, then the ranks that those sizes decide."""
         self._settle_open_shapes()
-        search(self.solver, self._checks())
+        self._search()
         if self._settle_open_shapes():
-            search(self.solver, self._checks())
+            self._search()
         for value, shape in enumerate(self.shapes):
             if shape is None or (type(shape) is OpenShape and shape.closed is None):
                 raise story.open_shape_error(self, value)
+
+    def _search(self) -> None:
+        if len(self.solver.bound) < len(self.solver.unknowns) or self.solver.minimums:
+            search(self.solver, self._checks(), self._multiples())
 
     def _settle_open_shapes(self) -> bool:
         """Close the shapes whose rank nothing fixed, where exactly one rank can be."""
@@ -349,3 +365,13 @@ class Resolution:
 
                 found.append(Check(dims, judge, draft.index))
         return found
+
+    def _multiples(self) -> list[Multiple]:
+        """What is known of divisibility before any value is tried, of calls whose sizes are still open."""
+        return [
+            Multiple(draft.sizes[name], number, draft.index)
+            for draft in self.drafts
+            if draft.instance is None and draft.sizes
+            for name, number in draft.operator.provisional(draft.arguments).multiples().items()
+            if number > 1
+        ]

@@ -1,25 +1,35 @@
 """What propagation leaves open: is there one solution, are there several, or is nothing said?
 
-Unknowns fall into components that share a relation. In each component an unknown with finitely many
-candidates (a divisor of a known product, a summand of a known sum) is tried value by value, with the
-operators' own checks as filters, until a second solution is found or the candidates run out.
+Unknowns fall into components that share a fact. In each, the facts narrow what the unknowns may be
+(``domains.py``); then the unknown with the fewest values left is tried value by value, until a second
+solution is found or the values run out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from isomorph.operators.declare import Conflict
-from isomorph.resolver.dimensions import Symbol, Unknown
+from isomorph.resolver.budget import Exhausted
+from isomorph.resolver.dimensions import Unknown
+from isomorph.resolver.domains import (
+    Domain,
+    Domains,
+    Empty,
+    Fact,
+    Linear,
+    Rule,
+    Sum,
+    count,
+    highest,
+    is_single,
+)
+from isomorph.resolver.domains import Product as ProductFact
 from isomorph.resolver.solver import Clash, Equation, Product, Solver
 
-SEARCH_BUDGET = 20_000
-"""Values tried in one component before the search gives up and asks for a number."""
 MOST_UNKNOWNS = 64
-"""Unknowns in one component beyond which the search does not start."""
-LARGEST_FACTORED = 1 << 34
-"""Products beyond this are not factored."""
+"""Unknowns in one component, after narrowing, beyond which no values are tried."""
 
 
 class Check(NamedTuple):
@@ -28,6 +38,14 @@ class Check(NamedTuple):
     dims: tuple[Any, ...]
     judge: Callable[[tuple[int, ...]], None]
     """Raises Conflict when the numbers break the rule."""
+    owner: int
+
+
+class Multiple(NamedTuple):
+    """A size that is a whole multiple of a number, as some check demands in the end."""
+
+    dim: Any
+    number: int
     owner: int
 
 
@@ -40,7 +58,7 @@ class Several(Exception):
 
 
 class NoSolution(Exception):
-    """Every value of the open sizes was tried and none fits; ``example`` is what the first one broke."""
+    """No values of the open sizes fit; ``example`` is what the first ones break."""
 
     def __init__(self, unknowns: Sequence[Unknown], example: Clash | Conflict, owner: int) -> None:
         super().__init__(example)
@@ -55,12 +73,30 @@ class Undetermined(Exception):
         self.variable, self.reason = variable, reason
 
 
-def search(solver: Solver, checks: Sequence[Check]) -> None:
-    """Bind every unknown that has one solution; raise Several, Undetermined, NoSolution or Clash otherwise."""
-    if len(solver.unknowns) == len(solver.bound) and not solver.minimums:
-        return
-    for component in _components(solver, checks):
-        component.solve()
+def search(solver: Solver, checks: Sequence[Check], multiples: Sequence[Multiple]) -> None:
+    """Bind every unknown that has one solution; raise Several, Undetermined, NoSolution or Clash otherwise.
+
+    What is impossible anywhere is told before what has several solutions elsewhere.
+    """
+    components = _components(solver, checks, multiples)
+    _judge(solver, checks)
+    unclear: Several | Undetermined | None = None
+    for component in components:
+        try:
+            component.solve()
+        except (Several, Undetermined) as conflict:
+            unclear = unclear or conflict
+    if unclear is not None:
+        raise unclear
+
+
+def _judge(solver: Solver, checks: Sequence[Check]) -> None:
+    """Ask the checks whose sizes are numbers."""
+    for check in checks:
+        sizes = solver.values(check.dims)
+        if all(type(size) is int for size in sizes):
+            solver.owner = check.owner
+            check.judge(sizes)
 
 
 class _Component:
@@ -72,23 +108,20 @@ class _Component:
         self.relations: list[Equation | Product] = []
         self.minimums: list[tuple[Any, int]] = []
         self.checks: list[Check] = []
-        self.solutions: list[dict[Unknown, int]] = []
-        self.failure: tuple[Clash | Conflict, int] | None = None
-        self.budget = SEARCH_BUDGET
+        self.multiples: list[Multiple] = []
+        self.solutions: list[dict[Unknown, Any]] = []
 
     def solve(self) -> None:
         solver = self.solver
-        if len(self.unknowns) > MOST_UNKNOWNS:
-            raise Undetermined(self.unknowns[0], "too many sizes hang on it to try them all")
-        solver.begin()
+        self.numbers = {variable: i for i, variable in enumerate(self.unknowns)}
+        facts, self.has_symbols = self._facts()
+        self.domains = Domains(len(self.unknowns), facts, solver.budget)
         try:
-            self._descend()
-        finally:
-            solver.undo(0)
-            solver.end()
-        if not self.solutions:
-            assert self.failure is not None
-            raise NoSolution(self.unknowns, *self.failure)
+            self._narrow_and_try()
+            if not self.solutions:
+                raise self._no_solution()
+        except Exhausted as spent:
+            raise Exhausted(spent.limit, self.unknowns[0]) from None
         first = self.solutions[0]
         for other in self.solutions[1:]:
             variable = next(v for v in self.unknowns if first[v] != other[v])
@@ -97,30 +130,112 @@ class _Component:
             solver.bound[variable] = value
             solver.causes[variable] = variable.owner
 
-    def _descend(self) -> None:
+    # -- facts in whole numbers ----------------------------------------------------------------
+
+    def _linear(self, dim: Any) -> Linear | None:
+        """A size over the component's unknowns; None where a symbol is in it."""
+        dim = self.solver.value(dim)
+        if type(dim) is int:
+            return Linear((), dim)
+        if any(type(variable) is not Unknown for variable, _ in dim.terms):
+            return None
+        return Linear(tuple((self.numbers[variable], c) for variable, c in dim.terms), dim.constant)
+
+    def _facts(self) -> tuple[list[Fact], bool]:
+        """Facts without symbols, and whether there are others, which only the solver understands."""
+        facts: list[Fact] = []
+        has_symbols = False
+        for relation in self.relations:
+            fact = self._fact(relation)
+            has_symbols |= fact is None
+            facts += [fact] if fact else []
+        for dim, minimum in self.minimums:
+            if (linear := self._linear(dim)) is not None:
+                positive = Linear(linear.terms, linear.constant - minimum)
+                facts.append(Sum(positive, None, (dim, minimum)))
+        for dim, number, _ in self.multiples:
+            if (linear := self._linear(dim)) is not None:
+                facts.append(Sum(linear, number))
+        for check in self.checks:
+            linears = tuple(map(self._linear, check.dims))
+            if None not in linears:
+                facts.append(Rule(linears, check.judge, check))  # type: ignore[arg-type]
+        return facts, has_symbols
+
+    def _fact(self, relation: Equation | Product) -> Fact | None:
+        if isinstance(relation, Equation):
+            difference = self._linear(self.solver.value(relation.left) - self.solver.value(relation.right))
+            return None if difference is None else Sum(difference, 0, relation)
+        factors = tuple(map(self._linear, relation.factors))
+        total = self._linear(relation.total)
+        if total is None or None in factors:
+            return None
+        return ProductFact(factors, total, relation)  # type: ignore[arg-type]
+
+    # -- trying values -------------------------------------------------------------------------
+
+    def _narrow_and_try(self) -> None:
         try:
-            self._propagate()
-            free = [v for v in self.unknowns if v not in self.solver.bound]
-            if not free:
-                self._judge()
-                self.solutions.append({v: self.solver.value(self.solver.bound[v]) for v in self.unknowns})
-                return
-        except (Clash, Conflict) as failure:
-            self.failure = self.failure or (failure, self.solver.owner)
+            self.domains.narrow()
+        except Empty:
             return
-        variable, values = self._narrowest(free)
-        mark = self.solver.mark()
-        for value in values:
-            self.budget -= 1
-            if self.budget < 0:
-                raise Undetermined(variable, "too many combinations to try them all")
+        free = [
+            v for v, domain in zip(self.unknowns, self.domains.values, strict=True) if not is_single(domain)
+        ]
+        if len(free) > MOST_UNKNOWNS:
+            raise Undetermined(free[0], "too many sizes hang on it to try them all")
+        try:
+            self._descend()
+        except Empty:  # where there was nothing to choose
+            return
+
+    def _descend(self) -> None:
+        """Add the solutions below here, until there are two; :class:`Empty` where what is known breaks a fact."""
+        domains = self.domains
+        variable = _narrowest(domains.values)
+        if variable is None:
+            self._add_solution()
+            return
+        held = list(domains.values)
+        for value in held[variable]:
             try:
-                self.solver.assume(variable, value)
+                domains.assume(variable, value)
                 self._descend()
-            finally:
-                self.solver.undo(mark)
+            except Empty:
+                pass
+            domains.values = list(held)
             if len(self.solutions) > 1:
                 return
+
+    def _add_solution(self) -> None:
+        """Every unknown that facts in whole numbers bound has one value; what symbols say of the rest."""
+        domains = self.domains
+        for fact in domains.facts:
+            domains.ask(fact)
+        values = {v: d[0] for v, d in zip(self.unknowns, domains.values, strict=True) if is_single(d)}
+        if self.has_symbols:
+            try:
+                values = self._with_symbols(values)
+            except (Clash, Conflict):
+                return
+        free = [v for v in self.unknowns if v not in values]
+        if free:
+            raise Undetermined(free[0])
+        self.solutions.append(values)
+
+    def _with_symbols(self, values: dict[Unknown, int]) -> dict[Unknown, Any]:
+        solver = self.solver
+        solver.begin()
+        try:
+            for variable, value in values.items():
+                if variable not in solver.bound:
+                    solver.assume(variable, value)
+            self._propagate()
+            _judge(solver, self.checks)
+            return {v: solver.value(solver.bound[v]) for v in self.unknowns if v in solver.bound}
+        finally:
+            solver.undo(0)
+            solver.end()
 
     def _propagate(self) -> None:
         mark = -1
@@ -134,69 +249,63 @@ class _Component:
             if type(value) is int and value < minimum:
                 raise Clash(value, minimum, f"a size would have to be {value}")
 
-    def _judge(self) -> None:
-        for check in self.checks:
-            sizes = self.solver.values(check.dims)
-            if all(type(size) is int for size in sizes):
-                self.solver.owner = check.owner
-                check.judge(sizes)
+    # -- the story of a failure ----------------------------------------------------------------
 
-    def _narrowest(self, free: list[Unknown]) -> tuple[Unknown, Iterable[int]]:
-        best: tuple[Unknown, Sequence[int]] | None = None
-        for variable in free:
-            for candidates in self._candidates(variable):
-                if best is None or len(candidates) < len(best[1]):
-                    best = variable, candidates
-        if best is None:
-            raise Undetermined(free[0])
-        return best
+    def _no_solution(self) -> NoSolution:
+        """What the first values break, of those that bounds alone leave."""
+        facts = [fact for fact in self.domains.facts if not isinstance(fact, Sum) or fact.source]
+        solver, domains = self.solver, Domains(len(self.unknowns), facts, self.solver.budget, False)
+        solver.begin()
+        try:
+            self._propagate()
+            for fact in facts:
+                domains.ask(fact)
+            free = [i for i, v in enumerate(self.unknowns) if v not in solver.bound]
+            while free:
+                i = min(free, key=lambda i: count(domains.values[i]))
+                value = domains.values[i][0]
+                solver.assume(self.unknowns[i], value)
+                self._propagate()
+                _judge(solver, self.checks)
+                domains.assume(i, value)
+                free = [i for i in free if self.unknowns[i] not in solver.bound]
+        except (Clash, Conflict) as failure:
+            return NoSolution(self.unknowns, failure, solver.owner)
+        except Empty as empty:
+            return NoSolution(self.unknowns, *self._what_it_says(empty))
+        finally:
+            solver.undo(0)
+            solver.end()
+        return NoSolution(self.unknowns, Clash(0, 0, "no values of them agree"), solver.owner)
 
-    def _candidates(self, variable: Unknown) -> Iterator[Sequence[int]]:
-        """Finite sets that must hold the variable, one per fact that gives one."""
-        for relation in self.relations:
-            if isinstance(relation, Product):
-                yield from self._divisors(variable, relation)
-            else:
-                difference = self.solver.value(relation.left) - self.solver.value(relation.right)
-                for sign in (1, -1):
-                    yield from _upper(variable, difference * sign, 0)
-        for dim, minimum in self.minimums:
-            yield from _upper(variable, self.solver.value(dim), minimum)
-
-    def _divisors(self, variable: Unknown, relation: Product) -> Iterator[Sequence[int]]:
-        total = self.solver.value(relation.total)
-        if type(total) is not int or total > LARGEST_FACTORED:
-            return
-        for factor in self.solver.values(relation.factors):
-            if type(factor) is not int and len(factor.terms) == 1 and factor.terms[0][0] is variable:
-                c, k = factor.terms[0][1], factor.constant
-                yield [
-                    (d - k) // c for d in _divisors_of(total) if (d - k) % c == 0 and (d - k) // c >= 1
-                ]  # fmt: skip
-
-
-def _upper(variable: Unknown, dim: Any, minimum: int) -> Iterator[range]:
-    """From ``dim >= minimum`` with negative coefficients alone: 1..bound."""
-    if type(dim) is int or any(c > 0 or type(v) is Symbol for v, c in dim.terms):
-        return
-    own = sum(-c for v, c in dim.terms if v is variable)
-    if own:
-        others = sum(-c for v, c in dim.terms if v is not variable)
-        yield range(1, (dim.constant - minimum - others) // own + 1)
+    def _what_it_says(self, empty: Empty) -> tuple[Clash | Conflict, int]:
+        source = getattr(empty.fact, "source", None)
+        source = getattr(source, "source", source)  # a product that has become a sum
+        if isinstance(source, Check):
+            assert empty.conflict is not None
+            return empty.conflict, source.owner
+        if isinstance(source, Equation):
+            return Clash(source.left, source.right), source.owner
+        if isinstance(source, Product):
+            return Clash(source.total, source.total, "no sizes have this product"), source.owner
+        dim, minimum = source or (0, 1)  # every other sum is a minimum
+        return Clash(
+            dim, minimum, f"{self.solver.value(dim)} would have to be at least {minimum}"
+        ), self.solver.owner
 
 
-def _divisors_of(total: int) -> list[int]:
-    small, large, d = [], [], 1
-    while d * d <= total:
-        if total % d == 0:
-            small.append(d)
-            if d * d != total:
-                large.append(total // d)
-        d += 1
-    return small + large[::-1]
+def _narrowest(values: Sequence[Domain]) -> int | None:
+    """The unknown with the fewest values, of those with more than one and not without end."""
+    best, fewest = None, 0
+    for i, domain in enumerate(values):
+        if not is_single(domain) and highest(domain) is not None:
+            number = count(domain)
+            if best is None or number < fewest:
+                best, fewest = i, number
+    return best
 
 
-def _components(solver: Solver, checks: Sequence[Check]) -> list[_Component]:
+def _components(solver: Solver, checks: Sequence[Check], multiples: Sequence[Multiple]) -> list[_Component]:
     """Group unknowns by the relations, positivity facts and checks that mention several of them."""
     parent: dict[Unknown, Unknown] = {}
 
@@ -207,10 +316,12 @@ def _components(solver: Solver, checks: Sequence[Check]) -> list[_Component]:
         return variable
 
     def unknowns_in(dims: Iterable[Any]) -> list[Unknown]:
-        return [
+        found = [
             v for dim in map(solver.value, dims) if type(dim) is not int for v, _ in dim.terms
             if type(v) is Unknown
         ]  # fmt: skip
+        solver.budget.spend(max(0, len(found) - 1))
+        return found
 
     free = [variable for variable in solver.unknowns if variable not in solver.bound]
     parent.update((variable, variable) for variable in free)
@@ -226,6 +337,7 @@ def _components(solver: Solver, checks: Sequence[Check]) -> list[_Component]:
             raise Clash(value, minimum, f"a size would have to be {value}")
         facts.append((unknowns_in([dim]), "minimums", (dim, minimum)))
     facts += [(unknowns_in(check.dims), "checks", check) for check in checks]
+    facts += [(unknowns_in([multiple.dim]), "multiples", multiple) for multiple in multiples]
     for mentioned, _, _ in facts:
         for variable in mentioned[1:]:
             parent[find(variable)] = find(mentioned[0])

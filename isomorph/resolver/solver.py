@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from isomorph.operators.declare import Conflict
+from isomorph.resolver.budget import Budget
 from isomorph.resolver.dimensions import Affine, Unknown, affine
 
 
@@ -51,13 +52,14 @@ class OpenShape:
     def limit_ranks(self, ranks: Iterable[int]) -> None:
         self.ranks = set(ranks) if self.ranks is None else self.ranks & set(ranks)
 
-    def possible_ranks(self) -> set[int] | None:
+    def possible_ranks(self, budget: Budget) -> set[int] | None:
         """Ranks that every consumer of this shape and of those linked to it accepts; None for any."""
         found: set[int] | None = None
         seen: set[OpenShape] = {self}
         waiting: list[tuple[OpenShape, int]] = [(self, 0)]
         while waiting:
             shape, offset = waiting.pop()
+            budget.spend(1 + len(shape.links))
             if shape.ranks is not None:
                 allowed = {rank - offset for rank in shape.ranks}
                 found = allowed if found is None else found & allowed
@@ -93,9 +95,10 @@ class Product:
 
 
 class Solver:
-    """The store of facts about unknown sizes."""
+    """The store of facts about unknown sizes; all of its work is charged to one budget."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self.bound: dict[Unknown, int | Affine] = {}
         self.causes: dict[Unknown, int] = {}
         self.unknowns: list[Unknown] = []
@@ -120,22 +123,37 @@ class Solver:
         """The size with everything known about its unknowns put in."""
         if type(dim) is int:
             return dim
-        bound = self.bound
+        known = self._known_in(dim)
+        if known and self._trail is None:
+            self._shorten(known)
         result = dim
-        while type(result) is not int:
-            for variable, _ in result.terms:
-                if type(variable) is Unknown and variable in bound:
-                    break
-            else:
-                break
+        while type(result) is not int and self._known_in(result):
             result = self._substitute(result)
-        if result is not dim and self._trail is None and not dim.constant:
-            (variable, c), *more = dim.terms
-            if c == 1 and not more:
-                bound[variable] = result  # a shorter way next time
         return result
 
-    def _substitute(self, dim: Affine) -> Any:
+    def _known_in(self, dim: Any) -> list[Unknown]:
+        """The unknowns of a size that are bound."""
+        if type(dim) is int:
+            return []
+        bound = self.bound
+        return [variable for variable, _ in dim.terms if type(variable) is Unknown and variable in bound]
+
+    def _shorten(self, variables: list[Unknown]) -> None:
+        """Put what is known into what some unknowns are bound to, so that it is one step next time."""
+        bound, waiting = self.bound, list(variables)
+        while waiting:
+            known = self._known_in(bound[waiting[-1]])
+            deeper = [variable for variable in known if self._known_in(bound[variable])]
+            if deeper:
+                self.budget.spend(len(deeper))
+                waiting += deeper
+                continue
+            variable = waiting.pop()
+            if known:
+                bound[variable] = self._substitute(bound[variable])
+
+    def _substitute(self, dim: Any) -> Any:
+        self.budget.spend(len(dim.terms))
         terms: list[tuple[Any, int]] = []
         constant = dim.constant
         for variable, c in dim.terms:
@@ -167,6 +185,7 @@ class Solver:
             if difference:
                 raise Clash(left, right)
             return True
+        self.budget.spend(len(difference.terms))
         unknowns = [(v, c) for v, c in difference.terms if type(v) is Unknown]
         if not unknowns:
             raise Clash(left, right)
@@ -180,6 +199,19 @@ class Solver:
             raise Clash(left, right, f"not a whole multiple of {abs(c)}")
         self._bind(variable, affine([(v, -k // c) for v, k in rest], -difference.constant // c), left, right)
         return True
+
+    def sum(self, dims: Sequence[Any]) -> Any:
+        """The sum of sizes, collected at once however many there are."""
+        terms: list[tuple[Any, int]] = []
+        constant = 0
+        for dim in dims:
+            if type(dim) is int:
+                constant += dim
+            else:
+                terms += dim.terms
+                constant += dim.constant
+        self.budget.spend(len(terms))
+        return affine(terms, constant)
 
     def product(self, dims: Sequence[Any], label: str = "the product") -> Any:
         """The product of sizes: a size at once where it is affine, else a new unknown."""
@@ -262,6 +294,7 @@ class Solver:
     # -- bookkeeping ---------------------------------------------------------------------------
 
     def _split(self, dims: Sequence[Any]) -> tuple[int, list[Any]]:
+        self.budget.spend(len(dims))
         known, open_dims = 1, []
         for dim in map(self.value, dims):
             if type(dim) is int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from isomorph.errors import IsomorphError
 from isomorph.operators.declare import Conflict
+from isomorph.resolver.budget import Exhausted
 from isomorph.resolver.dimensions import Affine, Unknown, show_shape
 from isomorph.resolver.search import NoSolution, Several, Undetermined
 from isomorph.resolver.shapes import AxisClash, RankClash
@@ -28,6 +29,8 @@ def explain(resolution: Resolution, conflict: Any) -> IsomorphError:
         return _not_unique(resolution, conflict)
     if isinstance(conflict, NoSolution):
         return _nothing_fits(resolution, conflict)
+    if isinstance(conflict, Exhausted):
+        return _too_much_work(resolution, conflict, owner)
     if owner >= len(resolution.drafts):
         return _contract_error(resolution, conflict)
     draft = resolution.drafts[owner]
@@ -77,6 +80,25 @@ def _nothing_fits(resolution: Resolution, conflict: NoSolution) -> IsomorphError
         f"no choice of the open sizes fits; one of them fails because {what}",
         place,
         [f"open: {size}" for size in open_sizes],
+    )
+
+
+def _too_much_work(resolution: Resolution, spent: Exhausted, owner: int) -> IsomorphError:
+    """The sizes that are not given hang together in more ways than may be tried."""
+    variable = spent.variable
+    draft = resolution.drafts[min(owner, len(resolution.drafts) - 1) if variable is None else variable.owner]
+    argument = None if variable is None else _argument_of(resolution, variable)
+    which = "the sizes that are not given"
+    if variable is not None:
+        which += f", {argument or variable.label} of {draft.name} ({draft.operator.name}) among them,"
+    return IsomorphError(
+        "E_RESOURCE",
+        f"{which} take more than {spent.limit:,} steps to work out (max_search_steps)",
+        draft.locate(),
+        [
+            f"give it, as in {draft.operator.name}(64)" if argument else "give some of them",
+            'or raise the limit: limits={"max_search_steps": ...}',
+        ],
     )
 
 
