@@ -7,7 +7,7 @@ follows the encoder depends on the class, and on whether the directory is one of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isomorph.checkpoints.blocks import ACTIVATIONS, number
 from isomorph.checkpoints.family import (
@@ -24,7 +24,11 @@ from isomorph.checkpoints.family import (
     their_name,
 )
 from isomorph.checkpoints.heads import labels, observe
+from isomorph.errors import shorten
 from isomorph.plan import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _HEAD = "cls.predictions"
@@ -33,7 +37,7 @@ _HEAD_BIAS, _DECODER_BIAS = f"{_HEAD}.bias", f"{_HEAD}.decoder.bias"
 SETTINGS: dict[str, Handled | Ignored | Only] = {
     "vocab_size": Handled("int", 30522),
     "hidden_size": Handled("int", 768),
-    "num_hidden_layers": Handled("int", 12),
+    "num_hidden_layers": Handled("layers", 12),
     "num_attention_heads": Handled("int", 12),
     "intermediate_size": Handled("int", 3072),
     "hidden_act": Handled("choice", "gelu", ACTIVATIONS),
@@ -259,6 +263,35 @@ def _described_ending(plan: Plan) -> dict[str, Any]:
     return {"architecture": "BertForMaskedLM", "tie_word_embeddings": "weight" in last.tie}
 
 
+def strangers(configuration: Mapping[str, Any]) -> list[str]:
+    """What tells RoBERTa and its kin, whose tensors have BERT's names.
+
+    They number positions from ``pad_token_id + 1``, so the same tensors compute something else. Nothing in the
+    tensors' shapes tells; their ids do, which are those of fairseq's dictionary: 0 begins a text, 1 is padding, 2
+    ends it. BERT's padding is 0. Of the models of BERT's class HerBERT alone has these ids, and its own tokenizer.
+    """
+    if str(configuration.get("tokenizer_class")).startswith("Herbert"):
+        return []
+    begin, padding, end = (configuration.get(key) for key in ("bos_token_id", "pad_token_id", "eos_token_id"))
+    if padding == 1 or (begin, end) == (0, 2):
+        return [
+            f"pad_token_id: expected 0 and no bos_token_id=0 beside eos_token_id=2, got {shorten(padding)}, "
+            f"{shorten(begin)} and {shorten(end)}: the ids of RoBERTa and its kin, whose positions begin elsewhere"
+        ]
+    return []
+
+
+def untrained_row(weights: Mapping[str, np.ndarray]) -> list[str]:
+    """A position that nothing has trained: that of the padding, whose row stays zeros in RoBERTa and its kin."""
+    rows = weights["positions.weight"][:3]
+    if len(rows) < 3 or rows[1].any() or not (rows[0].any() and rows[2].any()):
+        return []
+    return [
+        "embeddings.position_embeddings.weight: expected a position in every row, got zeros in row 1, where "
+        "RoBERTa and its kin have their padding"
+    ]
+
+
 _PRETRAINING = (
     *(
         f"{_HEAD}.{name}"
@@ -296,5 +329,7 @@ BERT = Family(
     rename=rename,
     aliases=aliases,
     filled=filled,
+    strangers=strangers,
+    strange_weights=untrained_row,
     sentences=True,
 )  # fmt: skip

@@ -16,8 +16,12 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "quick_gelu": "quick_gelu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",  # sqrt(2 / pi) to ten digits
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
 }
-"""Their names of activations, each with ours."""
+"""Their names of activations, each with ours: first the name by which ours is written."""
 
 
 def number(value: float) -> str:

@@ -32,7 +32,7 @@ _LARGEST = -1  # what `take_at` calls that
 _MOST_ID = 2**31 - 1  # the peer compares ids as 32-bit integers
 
 _TOWER: dict[str, Handled | Ignored | Only] = {
-    "num_hidden_layers": Handled("int", 12),
+    "num_hidden_layers": Handled("layers", 12),
     "hidden_act": Handled("choice", "quick_gelu", ACTIVATIONS),
     "layer_norm_eps": Handled("float", 1e-5),
     "projection_dim": Handled("int", 512),

@@ -38,7 +38,16 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
     "qkv_bias": Handled("bool", True),
     "use_swiglu_ffn": Handled("bool", False),
     **dict.fromkeys(
-        ("out_features", "out_indices", "stage_names", "apply_layernorm", "reshape_hidden_states"), _BACKBONE
+        (
+            "out_features",
+            "out_indices",
+            "_out_features",
+            "_out_indices",
+            "stage_names",
+            "apply_layernorm",
+            "reshape_hidden_states",
+        ),
+        _BACKBONE,
     ),
 }
 WITH_REGISTERS: dict[str, Handled | Ignored | Only] = {

@@ -1,11 +1,14 @@
 """The form of a published family: its configuration's keys, its definition, and its tensors.
 
 A family says each thing once, and it serves both directions: :class:`Row` relates one of their tensors to
-parameters of the plan and states the order of axes; :class:`Family.settings` lists every configuration key
-as handled, ignored with a reason, or held to the values that the definition can express. Any other key is
-refused by name, for a key that nobody read may change the numbers. A key of an object inside the
-configuration has that object's name and a dot before it: ``text_config.hidden_size``. A key with a dot of its
-own is known only where :data:`COMMON` has it.
+parameters of the plan and states the order of axes; :class:`Family.settings` lists every key that the family's
+configuration class or its bases declare, or that its model reads, as handled, ignored with a reason, or held to
+the values that the definition can express. Any other key cannot change the class's numbers, and is passed over:
+:func:`passed_over` says which. So that a network of a related family does not pass for this one, keys that are
+read there, and change what the same tensors compute, are held to the values that change nothing.
+
+A key of an object inside the configuration has that object's name and a dot before it:
+``text_config.hidden_size``. A key with a dot of its own is known only where :data:`COMMON` has it.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isomorph.errors import shorten, shown
+from isomorph.limits import DEFAULTS
 from isomorph.plan import Node, Plan
 
 Options = Mapping[str, Any]
 """A configuration with every handled key present, under their names; and ``architecture``."""
 
+MOST_SIZE, _MOST_EXACT = DEFAULTS["max_dimension"], 1 << 53
 REQUIRED: Any = object()
 """Stands for a default where there is none."""
 
@@ -36,7 +41,8 @@ class Handled(NamedTuple):
     """A key that the definition follows.
 
     Attributes:
-        kind: ``int``, ``float``, ``bool``, ``choice`` or ``any`` (the family checks it).
+        kind: ``int``, ``layers`` (an int that counts layers), ``float``, ``bool``, ``choice`` or ``any`` (the
+            family checks it).
         default: the value where the key is absent, which is the peer library's default.
         choices: for ``choice``, what it may be, each with what the definition says for it.
         optional: whether it may be null.
@@ -108,6 +114,12 @@ class Family:
         aliases: names of tensors that are copies of another in their class, each with the one that is read.
         filled: shapes of tensors that their class has and the plan has not, written as zeros, by whole name.
         disagreements: what keys and observed facts together cannot be; the options have both.
+        other_names: further names that the class has for a key, each with that key.
+        closed: objects inside the configuration whose every key is read, so that an unknown one is refused.
+        idle: keys inside a value that its kind does not read, as they are passed over.
+        strangers: what shows that a configuration was written for a related family, whose tensors have these
+            names and which computes otherwise. Takes the configuration as it is in the file.
+        strange_weights: likewise, of the plan's weights.
         sentences: whether the definition follows ``pooling`` and ``normalize``, which a directory of
             sentence-transformers has.
     """
@@ -133,6 +145,11 @@ class Family:
     aliases: Callable[[Options], Mapping[str, str]] = field(default=lambda options: {})
     filled: Callable[[Options], Mapping[str, tuple[int, ...]]] = field(default=lambda options: {})
     disagreements: Callable[[Options], list[str]] = field(default=lambda options: [])
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
+    idle: Callable[[Options], list[str]] = field(default=lambda options: [])
+    strangers: Callable[[Mapping[str, Any]], list[str]] = field(default=lambda configuration: [])
+    strange_weights: Callable[[Mapping[str, np.ndarray]], list[str]] = field(default=lambda weights: [])
     sentences: bool = False
 
 
@@ -194,6 +211,15 @@ COMMON: dict[str, Handled | Ignored | Only] = {
     "cross_attention_hidden_size": Only((None,), "there is no second sequence"),
     "tie_encoder_decoder": Only((False,), "there is one network"),
     "pruned_heads": Only(({}, None), "layers are alike"),
+    "per_layer_config": Only((None, {}), "layers are alike"),
+    "is_causal": Only((None, True), "the family's own attention is imported"),
+    "attention_chunk_size": Only((None,), "attention is not cut in chunks"),
+    "quantization_config": Only((None, {}), "tensors hold numbers, no codes of numbers"),
+    "compression_config": Only((None, {}), "tensors hold numbers, no codes of numbers"),
+    "fusion_config": Only((None, {}), "tensors have the class's own names"),
+    "transformers_weights": Only((None,), "weights have the usual files' names"),
+    "tie_last_hidden_states": Ignored("which intermediate features are listed"),
+    "name_or_path": Ignored("says where the file is from"),
 }  # fmt: skip
 """Keys that any configuration may have."""
 
@@ -218,9 +244,9 @@ def _flat(family: Family, configuration: Mapping[str, Any]) -> tuple[dict[str, A
     """A configuration with the keys of its objects behind their names, and what is wrong with those objects."""
     groups, found, problems = _groups(family), dict[str, Any](), list[str]()
     for key, value in family.update(configuration).items():
-        if "." in key and key not in COMMON:  # it would pass for an object's
-            problems.append(f"{shown(key)}: unknown key, got {shorten(value)}")
-        elif key not in groups:
+        if "." in key and key not in COMMON:
+            continue  # it would pass for an object's
+        if key not in groups:
             found[key] = value
         elif isinstance(value, dict):
             found |= {f"{key}.{inner}": each for inner, each in value.items()}
@@ -241,36 +267,86 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def passed_over(family: Family, configuration: Mapping[str, Any], options: Options) -> list[str]:
+    """The keys of a configuration that the family's class does not know: they change none of its numbers."""
+    known, (flat, _) = known_keys(family), _flat(family, configuration)
+    dotted = [key for key in configuration if "." in key and key not in COMMON]
+    return [*(key for key in flat if key not in known), *dotted, *family.idle(options)]
+
+
 def read_options(family: Family, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The options of a configuration, and a line for everything in it that cannot be followed."""
     settings = known_keys(family)
-    configuration, problems = _flat(family, configuration)
+    flat, problems = _flat(family, configuration)
     problems += [
-        f"{shown(key)}: unknown key, got {shorten(configuration[key])}"
-        for key in configuration
-        if key not in settings
+        f"{shown(key)}: unknown key, got {shorten(flat[key])}"
+        for key in flat
+        if key not in settings and key.partition(".")[0] in family.closed
     ]
+    problems += _one_name(family, flat)
     options: dict[str, Any] = {}
     for key, setting in settings.items():
         if isinstance(setting, Only):
-            if key in configuration and not any(_same(configuration[key], value) for value in setting.values):
+            if key in flat and not any(_same(flat[key], value) for value in setting.values):
                 allowed = " or ".join(map(repr, setting.values))
-                problems.append(
-                    f"{key}: expected {allowed} ({setting.reason}), got {shorten(configuration[key])}"
-                )
+                problems.append(f"{key}: expected {allowed} ({setting.reason}), got {shorten(flat[key])}")
         elif isinstance(setting, Handled):
-            value = configuration.get(key, setting.default)
+            value = flat.get(key, setting.default)
             if value is REQUIRED:
                 problems.append(f"{key}: missing")
             elif problem := _wrong(setting, value):
                 problems.append(f"{key}: expected {problem}, got {shorten(value)}")
             else:
-                options[key] = value
-    return options, problems if problems else family.problems(options)
+                options[key] = value if setting.kind == "float" else whole(value)
+    return options, problems or oversized(family, options) or family.problems(options)
+
+
+def oversized(
+    family: Family, options: Options, tensors: int = MOST_SIZE, above: int = _MOST_EXACT
+) -> list[str]:
+    """A line for each size above ``above``, and for each number of layers above that of ``tensors``.
+
+    What lies between the largest size of a definition and the largest number that every computer has exactly is
+    left to the resolver, which says what of the network is too large.
+    """
+    lines = []
+    for key, setting in known_keys(family).items():
+        if (
+            not isinstance(setting, Handled)
+            or setting.kind not in ("int", "layers")
+            or options.get(key) is None
+        ):
+            continue
+        value = options[key]
+        if value > above:
+            lines.append(f"{key}: expected at most {MOST_SIZE:,}, got {shorten(value)}")
+        elif setting.kind == "layers" and tensors < value <= DEFAULTS["max_nodes"]:
+            lines.append(f"{key}: expected at most {tensors:,}, for there are no more tensors, got {value}")
+    return lines
+
+
+def _one_name(family: Family, flat: dict[str, Any]) -> list[str]:
+    """Moves a value from its key's other name to the key; a line for each two values of one key."""
+    problems = []
+    for other, key in family.other_names.items():
+        if (value := flat.pop(other, None)) is None:
+            continue
+        if key in flat and not _same(flat[key], value):
+            problems.append(
+                f"{other}: expected {shorten(flat[key])}, as {key}, whose other name it is, got {shorten(value)}"
+            )
+        flat.setdefault(key, value)
+    return problems
 
 
 def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and a == b
+    """Equal, where 1 and 1.0 are one number, and no boolean is any."""
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+def whole(value: Any) -> Any:
+    """A number that JSON wrote as ``16.0`` as an integer; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _wrong(setting: Handled, value: Any) -> str:
@@ -282,7 +358,8 @@ def _wrong(setting: Handled, value: Any) -> str:
         return "" if isinstance(value, str) and value in choices else " or ".join(map(repr, choices))
     if setting.kind == "bool":
         return "" if type(value) is bool else "true or false"
-    if setting.kind == "int":
+    if setting.kind in ("int", "layers"):
+        value = whole(value)
         return "" if type(value) is int and value >= 1 else "an integer from 1"
     return "" if is_positive(value) else "a number above 0"
 

@@ -29,7 +29,7 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
     "vocab_size": Handled("int", 50257),
     "n_positions": Handled("int", 1024),
     "n_embd": Handled("int", 768),
-    "n_layer": Handled("int", 12),
+    "n_layer": Handled("layers", 12),
     "n_head": Handled("int", 12),
     "n_inner": Handled("int", None, optional=True),
     "activation_function": Handled("choice", "gelu_new", ACTIVATIONS),
@@ -136,5 +136,11 @@ GPT2 = Family(
     rows=rows,
     layers=lambda options: options["n_layer"],
     describe=describe,
+    other_names={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     unread=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask as a buffer
 )

@@ -16,18 +16,20 @@ from isomorph.checkpoints.family import (
     affine,
     dropout,
     operators_of,
+    whole,
 )
 from isomorph.errors import shorten
 from isomorph.plan import Plan
 
 SETTINGS: dict[str, Handled | Ignored | Only] = {
     "hidden_size": Handled("int", 768),
-    "num_hidden_layers": Handled("int", 12),
+    "num_hidden_layers": Handled("layers", 12),
     "num_attention_heads": Handled("int", 12),
     "hidden_act": Handled("choice", "gelu", ACTIVATIONS),
     "image_size": Handled("any", 224),
     "patch_size": Handled("any", 16),
     "num_channels": Handled("int", 3),
+    "head_dim": Handled("int", None, optional=True),  # no key of the class's, but its attention reads it
     **dropout("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }
 
@@ -35,14 +37,17 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
 def pair(options: Options, key: str) -> tuple[int, int]:
     """A height and width; ValueError unless it is one integer or two."""
     value = options[key]
-    sides = [value, value] if type(value) is int else value
-    if not isinstance(sides, list) or len(sides) != 2 or any(type(s) is not int or s < 1 for s in sides):
+    sides = [whole(side) for side in value] if isinstance(value, list) else [whole(value)] * 2
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
         raise ValueError(f"{key}: expected an integer from 1 or two, got {shorten(value)}")
     return sides[0], sides[1]
 
 
 def problems(options: Options) -> list[str]:
-    """Sizes that make no grid of patches."""
+    """Sizes that make no grid of patches, and heads that are not the width's share."""
+    width, heads, head_dim = (options[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    if head_dim not in (None, width // heads):
+        return [f"head_dim: expected {width // heads}, the width {width} by {heads} heads, got {head_dim}"]
     try:
         (height, width), (rows, columns) = pair(options, "image_size"), pair(options, "patch_size")
     except ValueError as problem:

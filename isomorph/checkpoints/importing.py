@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from isomorph.checkpoints.families import FAMILIES
-from isomorph.checkpoints.family import Family, Row, each_layer, read_options, their_shape, to_plan
+from isomorph.checkpoints.family import (
+    MOST_SIZE,
+    Family,
+    Row,
+    each_layer,
+    oversized,
+    read_options,
+    their_shape,
+    to_plan,
+)
 from isomorph.checkpoints.hub import local_directory
+from isomorph.checkpoints.left import left_lines
 from isomorph.checkpoints.sentence import MODULES, read_sentence
 from isomorph.checkpoints.source import CONFIGURATION, Checkpoint, Tensor, open_checkpoint
 from isomorph.checkpoints.timm import TIMM
-from isomorph.errors import IsomorphError, did_you_mean, shorten, shown
+from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.resolver.dimensions import show_shape
 from isomorph.resolver.resolve import resolve
 from isomorph.weights.convert import owned_weights
 
 _MOST_LISTED = 20
+_CODES = re.compile(
+    r"\.(qweight|qzeros|scales|g_idx|SCB|weight_format|absmax|nested_absmax|quant_map|nested_quant_map"
+    r"|quant_state\..*|weight_scale(_inv)?|weight_packed|weight_zero_point|input_scale)$"
+)
+"""Tensors beside codes, as GPTQ, AWQ, bitsandbytes, compressed-tensors and FP8 call them."""
 
 
 def import_checkpoint(
-    path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, dtype: str | None = None
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    *,
+    dtype: str | None = None,
+    report: Callable[[str], object] | None = None,
 ) -> tuple[Plan, dict[str, np.ndarray]]:
     """Read a published model as a plan, whose ``definition`` is commented text, and its weights.
 
@@ -37,13 +56,16 @@ def import_checkpoint(
             the hub, ``hf:owner/name@revision`` for one state of it.
         dtype: the plan's compute dtype and the weights' dtype; that of the tensors where omitted, and the
             widest where they differ.
+        report: called with a line for each kind of thing in the directory that was left: keys that nobody
+            reads, tensors, other files of weights, a chat template. ``report=print`` shows them.
 
     Returns:
         The plan, with batch and length open, and arrays in plan layout by parameter path.
 
     Raises:
-        IsomorphError: E_CHECKPOINT when the directory cannot be read, its family is not known, or its
-            configuration asks for something that cannot be expressed; E_WEIGHTS when the tensors are not
+        IsomorphError: E_CHECKPOINT when the directory cannot be read, holds an adapter or quantized weights,
+            its family is not known, its configuration asks for something that cannot be expressed, or it was
+            written for a related family that computes otherwise; E_WEIGHTS when the tensors are not
             those of the configuration; E_BACKEND when a pickle needs PyTorch, or the hub its client.
     """
     if dtype is not None and not (isinstance(dtype, str) and dtype in DTYPE_BYTES):
@@ -53,26 +75,33 @@ def import_checkpoint(
     checkpoint = open_checkpoint(local_directory(path))
     family = _family(checkpoint)
     tensors = _named(family, checkpoint.tensors)
+    _refuse_quantized(checkpoint)
     options = _options(family, checkpoint, tensors)
     tensors = _without_copies(family, options, tensors)
     # The configuration's sizes first: a hostile one is refused by the resolver's limits.
-    plan = _resolved(checkpoint, family.definition(options), dtype or _dtype(family, tensors))
+    plan = _resolved(checkpoint, family, options, dtype or _dtype(family, tensors))
     rows = each_layer(family.rows(options), family.layers(options))
     prefixed = [
         name for row in rows if row.head and (name := f"{family.prefix}.{row.theirs}") in checkpoint.tensors
     ]
     _check_tensors(family, options, plan, rows, tensors, prefixed)
-    return plan, _read(plan, rows, tensors)
+    weights = _read(plan, rows, tensors)
+    _refuse_strangers(family, checkpoint.directory, family.strange_weights(weights))
+    if report is not None:
+        read = {row.theirs for row in rows}
+        for line in left_lines(family, checkpoint, options, [name for name in tensors if name not in read]):
+            report(line)
+    return plan, weights
 
 
-def _resolved(checkpoint: Checkpoint, definition: str, dtype: str) -> Plan:
+def _resolved(checkpoint: Checkpoint, family: Family, options: Mapping[str, Any], dtype: str) -> Plan:
     try:
-        return resolve(definition, dtype=dtype)
+        return resolve(family.definition(options), dtype=dtype)
     except IsomorphError as error:
         raise IsomorphError(
             "E_CHECKPOINT",
             f"{checkpoint.directory / CONFIGURATION} describes a network that cannot be built: {error.message}",
-            hints=error.hints,
+            hints=[*error.hints, *oversized(family, options, above=MOST_SIZE)],
         ) from error
 
 
@@ -82,12 +111,11 @@ def _family(checkpoint: Checkpoint) -> Family:
         return FAMILIES[model_type]
     if model_type is None and "architecture" in checkpoint.configuration:
         return TIMM
-    known = ", ".join([*FAMILIES, TIMM.model_type])
-    hints = did_you_mean(model_type, FAMILIES) if isinstance(model_type, str) else []
+    # No family is suggested for another: what is nearest by name computes something else.
     raise IsomorphError(
         "E_CHECKPOINT",
         f"{checkpoint.directory / CONFIGURATION} has model_type {shorten(model_type)}, which cannot be imported",
-        hints=[*hints, f"families: {known}"],
+        hints=[f"families: {', '.join([*FAMILIES, TIMM.model_type])}"],
     )
 
 
@@ -105,6 +133,13 @@ def _named(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _options(family: Family, checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     options, problems = read_options(family, checkpoint.configuration)
+    large = oversized(family, options, len(tensors))
+    if large and problems in ([], oversized(family, options)):
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{checkpoint.directory / CONFIGURATION} describes a network that cannot be built: {large[0]}",
+            hints=large[1:_MOST_LISTED],
+        )
     named = checkpoint.configuration.get("architectures")
     listed = [family.default_architecture] if named in (None, []) else named
     given = listed[0] if isinstance(listed, list) else None
@@ -120,6 +155,7 @@ def _options(family: Family, checkpoint: Checkpoint, tensors: Mapping[str, Tenso
             f"{checkpoint.directory / CONFIGURATION}: {keys} of this {family.model_type} cannot be followed",
             hints=problems[:_MOST_LISTED],
         )
+    _refuse_strangers(family, checkpoint.directory, family.strangers(checkpoint.configuration))
     facts = family.observe({name: tensor.shape for name, tensor in tensors.items()})
     if problems := family.disagreements({**options, **facts}):
         raise IsomorphError(
@@ -128,6 +164,37 @@ def _options(family: Family, checkpoint: Checkpoint, tensors: Mapping[str, Tenso
             hints=problems[:_MOST_LISTED],
         )
     return {**options, "architecture": architecture, **facts, **_pooling(family, checkpoint, options)}
+
+
+def _refuse_strangers(family: Family, directory: Path, signs: list[str]) -> None:
+    """E_CHECKPOINT for a network of a related family under this one's name."""
+    if signs:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{directory} was not made by {family.model_type}, whatever its configuration calls it: "
+            "a related family computes something else from tensors of the same names",
+            hints=[*signs[:_MOST_LISTED], "give model_type and architectures as they were published"],
+        )
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    """E_CHECKPOINT for weights that are codes of numbers, naming the method."""
+    asked = checkpoint.configuration.get("quantization_config")
+    codes = [name for name in checkpoint.tensors if _CODES.search(name)]
+    if not asked and not codes:
+        return
+    method = asked.get("quant_method") if isinstance(asked, dict) else None
+    by = f" by {shown(method, 60)}" if isinstance(method, str) else ""
+    where = (
+        f"quantization_config: {shorten(asked)}"
+        if asked
+        else f"{len(codes)} tensors such as {shown(codes[0])}"
+    )
+    raise IsomorphError(
+        "E_CHECKPOINT",
+        f"{checkpoint.directory} holds weights that are quantized{by}, and only plain numbers can be imported",
+        hints=[where, "import the model that it was made from, or dequantize it first: model.dequantize()"],
+    )
 
 
 def _pooling(family: Family, checkpoint: Checkpoint, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ positions pair feature i with i + d/2, which is the layout of these checkpoints 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from isomorph.checkpoints.blocks import number
@@ -22,6 +23,7 @@ from isomorph.checkpoints.family import (
     dropout,
     is_positive,
     operators_of,
+    whole,
 )
 from isomorph.errors import shorten, shown
 from isomorph.operators.rotary import LLAMA3_BANDS
@@ -34,11 +36,33 @@ _BANDS = {
 }
 """Their names of llama3's limits, each with ours."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_KIN: dict[str, tuple[tuple[Any, ...], str]] = {
+    **dict.fromkeys(
+        ("embedding_multiplier", "logits_scaling", "residual_multiplier"), ((1.0, None), "Granite's models")
+    ),
+    "attention_multiplier": ((None,), "Granite's models"),
+    **dict.fromkeys(("scale_emb", "logit_scale"), ((1.0, None), "MiniCPM's and Cohere's models")),
+    **dict.fromkeys(("scale_depth", "dim_model_base"), ((None,), "MiniCPM's models")),
+    **dict.fromkeys(
+        ("final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar"),
+        ((None,), "Gemma's models"),
+    ),
+    "hidden_activation": (("silu", "swish", None), "Gemma's models"),
+    "use_bidirectional_attention": ((False, None), "Gemma's models"),
+    **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval"), ((None,), "SmolLM3's models")),
+    "clip_qkv": ((None,), "OLMo's models"),
+    "classifier_pooling": ((None,), "EuroBERT's models, which see later positions too,"),
+    "use_bias": ((None,), "Ernie 4.5's models, which rotate neighbouring features,"),
+}
+"""Keys of related families: the values that change nothing, and who reads the key.
+
+Their classes compute something else from tensors of these names, which nothing in the tensors tells.
+"""
 _BASE: dict[str, Handled | Ignored | Only] = {
     "vocab_size": Handled("int", 32000),
     "hidden_size": Handled("int", 4096),
     "intermediate_size": Handled("int", 11008),
-    "num_hidden_layers": Handled("int", 32),
+    "num_hidden_layers": Handled("layers", 32),
     "num_attention_heads": Handled("int", 32),
     "num_key_value_heads": Handled("int", None, optional=True),
     "rms_norm_eps": Handled("float", 1e-6),
@@ -53,7 +77,12 @@ _BASE: dict[str, Handled | Ignored | Only] = {
         Ignored("there is no table of positions: any length can be run"),
     ),
     **dropout("attention_dropout"),
+    **{
+        key: Only(values, f"{whose} read it, whose tensors have these names")
+        for key, (values, whose) in _KIN.items()
+    },
 }
+_ALIKE = Ignored("layers are alike; other lists are refused")
 LLAMA_SETTINGS = {
     **_BASE,
     "head_dim": Handled("int", None, optional=True),
@@ -61,6 +90,8 @@ LLAMA_SETTINGS = {
     "mlp_bias": Handled("bool", False),
     "is_llama_config": Ignored("SmolLM's files say what they are"),
     "rope_interleaved": Only((False,), "feature i is rotated with i + d/2"),
+    "sliding_window": Only((None,), "every layer sees every earlier position"),
+    "layer_types": _ALIKE,
     "pretraining_tp": Ignored("how a product is cut in training"),
 }
 MISTRAL_SETTINGS = {
@@ -69,6 +100,7 @@ MISTRAL_SETTINGS = {
     "num_key_value_heads": Handled("int", 8, optional=True),
     "head_dim": Handled("int", None, optional=True),
     "sliding_window": Handled("int", 4096, optional=True),
+    "layer_types": _ALIKE,
 }
 MINISTRAL_SETTINGS = {**MISTRAL_SETTINGS, "layer_types": Handled("any", None)}
 QWEN2_SETTINGS = {
@@ -86,28 +118,43 @@ QWEN2_SETTINGS = {
 
 
 class _Rope(NamedTuple):
-    """Base, scaling and factor of the rotary positions, and llama3's limits."""
+    """Base, scaling and factor of the rotary positions, llama3's limits, and the keys that this scaling does not read."""
 
     theta: float
     scaling: str
     scale: float
     bands: tuple[float, float, int]
+    idle: tuple[str, ...]
 
 
 def _rope(options: Options) -> _Rope:
     """The rotary positions; ValueError with what cannot be followed.
 
-    Newer files have them in ``rope_parameters``, older ones in ``rope_theta`` and ``rope_scaling``.
+    Newer files have them in ``rope_parameters``, older ones in ``rope_theta`` and ``rope_scaling``. Of two objects
+    the peer library reads ``rope_scaling``; older versions of it know no other.
     """
-    given: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
-        part = options[key]
-        if part is not None and not isinstance(part, dict):
-            raise ValueError(f"{key}: expected an object, got {shorten(part)}")
-        given |= part or {}
+        if options[key] is not None and not isinstance(options[key], dict):
+            raise ValueError(f"{key}: expected an object, got {shorten(options[key])}")
+    ropes = [
+        _one_rope(key, options[key], options["rope_theta"])
+        for key in ("rope_scaling", "rope_parameters")
+        if options[key]
+    ] or [_one_rope("rope_parameters", {}, options["rope_theta"])]
+    if ropes[0][:4] != ropes[-1][:4]:
+        raise ValueError(
+            f"rope_parameters: expected the positions of rope_scaling, {shorten(options['rope_scaling'])}, "
+            f"got {shorten(options['rope_parameters'])}"
+        )
+    return ropes[0]
+
+
+def _one_rope(group: str, parameters: Mapping[str, Any], base: float | None) -> _Rope:
+    """The rotary positions that one object tells, whose name is ``group``."""
+    given = dict(parameters)
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
-    theta = given.pop("rope_theta", options["rope_theta"] or 10000.0)
+    theta: Any = given.pop("rope_theta", base or 10000.0)
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope_type: expected 'default' or 'linear' or 'llama3', got {shorten(kind)}")
     factor = 1.0 if kind == "default" else given.pop("factor", None)
@@ -116,18 +163,20 @@ def _rope(options: Options) -> _Rope:
         raise ValueError(
             f"partial_rotary_factor: expected 1.0 (all features are rotated), got {shorten(part)}"
         )
-    if given:
-        name = next(iter(given))
-        raise ValueError(f"{shown(name)}: unknown key of the rotary positions, got {shorten(given[name])}")
+    for key, value in given.items():
+        if isinstance(value, dict):  # positions of some layers, by their kind
+            raise ValueError(f"{shown(key)}: expected one kind of rotary positions, got {shorten(value)}")
     for key, value in (("rope_theta", theta), ("factor", factor)):
         if not is_positive(value):
             raise ValueError(f"{key}: expected a number above 0, got {shorten(value)}")
-    return _Rope(float(theta), {"default": "none"}.get(kind, kind), float(factor or 1.0), bands)
+    idle = tuple(f"{group}.{key}" for key in given)
+    return _Rope(float(theta), {"default": "none"}.get(kind, kind), float(factor or 1.0), bands, idle)
 
 
 def _bands(given: dict[str, Any]) -> tuple[float, float, int]:
     """Takes llama3's limits out of the rotary positions."""
     low, high, length = (given.pop(key, None) for key in _BANDS)
+    length = whole(length)
     for key, value in zip(_BANDS, (low, high), strict=False):
         if not is_positive(value):
             raise ValueError(f"{key}: expected a number above 0, got {shorten(value)}")
@@ -201,6 +250,37 @@ def problems(options: Options) -> list[str]:
         except ValueError as problem:
             found.append(str(problem))
     return found
+
+
+def _mixed(configuration: Options, expected: str) -> list[str]:
+    """A list of the layers' kinds, which the class does not read, with kinds that it does not have."""
+    kinds = configuration.get("layer_types")
+    if kinds is None or (isinstance(kinds, list) and all(kind == expected for kind in kinds)):
+        return []
+    return [f"layer_types: expected {expected!r} alone (layers are alike), got {shorten(kinds)}"]
+
+
+def _no_llama(configuration: Options) -> list[str]:
+    """Layers with windows."""
+    return _mixed(configuration, _FULL)
+
+
+def _no_window(configuration: Options) -> list[str]:
+    """LLaMA's keys without a window.
+
+    The classes of Mistral's kind assume a window where none is given. Their files give one, or null; those of LLaMA
+    give none, for there is no such key in them.
+    """
+    others = [key for key in ("mlp_bias", "pretraining_tp", "attention_bias") if key in configuration]
+    if "sliding_window" in configuration or not others:
+        return []
+    return [f"sliding_window: missing, as in a configuration of llama, which has {others[0]}"]
+
+
+def _no_mistral(configuration: Options) -> list[str]:
+    """The same, and layers of two kinds."""
+    expected = _FULL if configuration.get("sliding_window", 1) is None else _SLIDING
+    return [*_mixed(configuration, expected), *_no_window(configuration)]
 
 
 def _biases(options: Options) -> tuple[bool, bool, bool]:
@@ -372,7 +452,9 @@ def _describe_qwen2(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _family(model_type: str, title: str, settings: Any, describe: Any, older: str = "") -> Family:
+def _family(
+    model_type: str, title: str, settings: Any, describe: Any, *, older: str = "", **more: Any
+) -> Family:
     """``older``: what files from before the class had its present name call it."""
     names = (f"{title}ForCausalLM", f"{title}Model")
     return Family(
@@ -389,11 +471,15 @@ def _family(model_type: str, title: str, settings: Any, describe: Any, older: st
         written=frozenset(["max_position_embeddings"]),
         unwritten=frozenset(["rope_scaling", "rope_theta"]),
         unread=("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),  # recomputed
+        idle=lambda options: list(_rope(options).idle),
         problems=problems,
+        **more,
     )
 
 
-LLAMA = _family("llama", "Llama", LLAMA_SETTINGS, _describe_llama, older="LLaMAForCausalLM")
-MISTRAL = _family("mistral", "Mistral", MISTRAL_SETTINGS, _describe_mistral)
-MINISTRAL = _family("ministral", "Ministral", MINISTRAL_SETTINGS, _describe_ministral)
+LLAMA = _family(
+    "llama", "Llama", LLAMA_SETTINGS, _describe_llama, older="LLaMAForCausalLM", strangers=_no_llama
+)
+MISTRAL = _family("mistral", "Mistral", MISTRAL_SETTINGS, _describe_mistral, strangers=_no_mistral)
+MINISTRAL = _family("ministral", "Ministral", MINISTRAL_SETTINGS, _describe_ministral, strangers=_no_window)
 QWEN2 = _family("qwen2", "Qwen2", QWEN2_SETTINGS, _describe_qwen2)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 CONFIGURATION = "config.json"
+ADAPTER = "adapter_config.json"
+ADAPTERS = (ADAPTER, "adapter_model.safetensors", "adapter_model.bin", "pytorch_adapter.bin")
+"""The files of peft's adapters, and of an older library's; the first says what it is."""
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 _MOST_JSON_BYTES = 64 << 20  # an index of the largest published models has a few megabytes
 _MOST_NAME_BYTES = 255  # of every usual file system
@@ -48,19 +51,20 @@ class Tensor(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A directory's configuration and its tensors by name."""
+    """A directory's configuration, its tensors by name, and the names of the files that were read."""
 
     directory: Path
     configuration: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    files: frozenset[str]
 
 
 def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Checkpoint:
     """Look into a directory in Hugging Face layout; a tensor is read when it is asked for.
 
     Raises:
-        IsomorphError: E_CHECKPOINT when there is no such directory, a file of it is missing or damaged, or
-            a file lies outside.
+        IsomorphError: E_CHECKPOINT when there is no such directory, a file of it is missing or damaged, a file
+            lies outside, or there is an adapter.
     """
     text = path_text(path, "the checkpoint's path")
     directory = Path(text)
@@ -72,9 +76,11 @@ def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -
             f"{directory} is not a directory",
             hints=[f"give the directory that holds {CONFIGURATION} and {SAFETENSORS}"],
         )
+    refuse_adapter(directory)
     configuration = configuration_of(directory)
     tensors: dict[str, Tensor] = {}
-    for file, names in _files(directory).items():
+    files = _files(directory)
+    for file, names in files.items():
         opened = _open_pickled(file) if file.suffix == ".bin" else _open_safetensors(file)
         if names is not None and (absent := sorted(names - opened.keys())):
             raise IsomorphError(
@@ -87,7 +93,44 @@ def open_checkpoint(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -
                 "E_CHECKPOINT", f"{shorten(twice[0])} is in {tensors[twice[0]].file} and in {file}"
             )
         tensors |= opened
-    return Checkpoint(directory, configuration, tensors)
+    read = {CONFIGURATION, *(file.name for file in files)}
+    if None not in files.values():  # an index said which
+        read.add(f"{PICKLED if any(file.suffix == '.bin' for file in files) else SAFETENSORS}.index.json")
+    return Checkpoint(directory, configuration, tensors, frozenset(read))
+
+
+def refuse_adapter(directory: Path) -> None:
+    """E_CHECKPOINT for a directory with an adapter, beside a model or alone.
+
+    What the weights beside it are is not known: those from before its training, or with the adapter added already.
+    ``transformers`` reads neither, but the model that the adapter names.
+    """
+    files = [name for name in ADAPTERS if os.path.lexists(directory / name)]
+    if not files:
+        return
+    described = read_json(inside(directory, ADAPTER)) if ADAPTER in files else {}
+    kind, rank, base = (described.get(key) for key in ("peft_type", "r", "base_model_name_or_path"))
+    what = f"an adapter ({shown(str(kind), 40)}" + (f" of rank {rank})" if type(rank) is int else ")")
+    if not isinstance(kind, str):
+        what = f"an adapter ({files[0]})"
+    alone = not os.path.lexists(directory / CONFIGURATION)
+    owner = f", made for {shown(base, 100)}" if isinstance(base, str) and base else ""
+    merge = "PeftModel.from_pretrained(MODEL, DIR).merge_and_unload().save_pretrained(OUT)"
+    hints = [f"merge it into its model with peft, and import the result: {merge}"]
+    if alone:
+        message = f"{directory} holds {what} alone{owner}, and no model that it could be added to"
+    else:
+        message = (
+            f"{directory} holds {what} beside the model{owner}, and adapters are not applied by an import"
+        )
+        hints.append(f"or move {' and '.join(files)} away, if the model is wanted without it")
+    raise IsomorphError("E_CHECKPOINT", message, hints=hints)
+
+
+def adapters_below(directory: Path) -> list[str]:
+    """Directories inside a directory that hold an adapter of their own."""
+    inner = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
+    return [name for name in inner if os.path.lexists(directory / name / ADAPTER)]
 
 
 def _files(directory: Path) -> dict[Path, set[str] | None]:

@@ -155,4 +155,5 @@ TIMM = Family(
     problems=told.problems,
     disagreements=told.disagreements,
     update=told.update,
+    closed=frozenset(["model_args"]),  # each is an argument of the class
 )

@@ -23,7 +23,15 @@ from isomorph.checkpoints.family import (
 from isomorph.checkpoints.heads import labels, observe
 from isomorph.plan import Plan
 
-POOLER_ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "silu": "silu", "sigmoid": "sigmoid"}
+POOLER_ACTIVATIONS = {
+    "tanh": "tanh",
+    "relu": "relu",
+    "gelu": "gelu",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+    "gelu_python": "gelu",
+    "swish": "silu",
+}
 SETTINGS: dict[str, Handled | Ignored | Only] = {
     **images.SETTINGS,
     "intermediate_size": Handled("int", 3072),

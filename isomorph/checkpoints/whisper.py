@@ -43,17 +43,16 @@ SETTINGS: dict[str, Handled | Ignored | Only] = {
     "vocab_size": Handled("int", 51865),
     "num_mel_bins": Handled("int", 80),
     "d_model": Handled("int", 384),
-    "encoder_layers": Handled("int", 4),
+    "encoder_layers": Handled("layers", 4),
     "encoder_attention_heads": Handled("int", 6),
     "encoder_ffn_dim": Handled("int", 1536),
-    "decoder_layers": Handled("int", 4),
+    "decoder_layers": Handled("layers", 4),
     "decoder_attention_heads": Handled("int", 6),
     "decoder_ffn_dim": Handled("int", 1536),
     "activation_function": Handled("choice", "gelu", ACTIVATIONS),
     "max_source_positions": Handled("int", 1500),
     "max_target_positions": Handled("int", 448),
     "tie_word_embeddings": Handled("bool", True),
-    **{key: Handled("int", None, optional=True) for key in _OTHER_NAMES},
     "scale_embedding": Ignored("the peer library reads it and scales nothing, nor does the original"),
     "is_encoder_decoder": Only((True,), "an encoder and a decoder are imported"),
     **dict.fromkeys(
@@ -205,15 +204,6 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def problems(options: Options) -> list[str]:
-    """Old files say some sizes twice."""
-    return [
-        f"{key}: expected {options[name]}, as {name}, whose other name it is, got {options[key]}"
-        for key, name in _OTHER_NAMES.items()
-        if options[key] not in (None, options[name])
-    ]
-
-
 WHISPER = Family(
     model_type="whisper",
     prefix="model",
@@ -228,6 +218,5 @@ WHISPER = Family(
     rows=rows,
     layers=lambda options: 0,  # the rows have both stacks' layers already
     describe=describe,
-    unwritten=frozenset(_OTHER_NAMES),
-    problems=problems,
+    other_names=_OTHER_NAMES,
 )

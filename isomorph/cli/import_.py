@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json as json_text
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +43,8 @@ def run(source: str, out: str, dtype: str | None, *, force: bool = False, json: 
     directory = Path(local_directory(source))
     with _told(out):
         target = _target(directory, path_text(out, "-o"))
-    plan, weights = import_checkpoint(directory, dtype=dtype)
+    left: list[str] = []
+    plan, weights = import_checkpoint(directory, dtype=dtype, report=left.append)
     notes, tokenizer = notes_of(configuration_of(directory)), tokenizer_of(directory)
     text = plan.definition.encode()
     with _told(out):
@@ -58,7 +60,7 @@ def run(source: str, out: str, dtype: str | None, *, force: bool = False, json: 
     found = {
         "model": str(target.model), "definition": str(target.definition), "dtype": plan.dtype,
         "parameters": plan.parameter_count,
-        **({} if tokenizer is None else {"tokenizer": str(target.tokenizer)}),
+        **({} if tokenizer is None else {"tokenizer": str(target.tokenizer)}), **({"notes": left} if left else {}),
     }  # fmt: skip
     if json:
         print(json_text.dumps(found, indent=2))
@@ -67,6 +69,8 @@ def run(source: str, out: str, dtype: str | None, *, force: bool = False, json: 
             f"{target.model}: {plan.parameter_count:,} parameters, {plan.dtype}; "
             f"its definition is {target.definition}"
         )
+        for line in left:
+            print(line, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -234,14 +234,9 @@ def test_a_text_encoder_of_older_versions_has_a_prefix(published):
 @pytest.mark.parametrize(
     ("changes", "hint"),
     [
-        ({"logits": 1}, "logits: unknown key, got 1"),
-        ({"text_config": {"rotary": True}}, "text_config.rotary: unknown key, got True"),
-        ({"vision_config": {"registers": 4}}, "vision_config.registers: unknown key, got 4"),
-        ({"text_config.hidden_size": 15}, "text_config.hidden_size: unknown key, got 15"),
         ({"text_config": []}, "text_config: expected an object, got []"),
         ({"text_config_dict": 1},
          "text_config_dict: expected None (an object stands for text_config), got 1"),
-        ({"text_config_dict": {**TEXT, "rotary": True}}, "text_config.rotary: unknown key, got True"),
         ({"text_config": {"model_type": "bert"}},
          "text_config.model_type: expected 'clip_text_model' (the towers are CLIP's own), got 'bert'"),
         ({"text_config": {"eos_token_id": [11, 12]}},

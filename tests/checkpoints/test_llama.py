@@ -138,7 +138,8 @@ def test_older_spellings_mean_the_same(published):
 @pytest.mark.parametrize(
     ("keys", "hint"),
     [
-        ({"surprise": 3}, "surprise: unknown key, got 3"),
+        ({"embedding_multiplier": 3.0}, "embedding_multiplier: expected 1.0 or None (Granite's models read it, whose "
+                                        "tensors have these names), got 3.0"),
         ({"hidden_act": "gelu"}, "hidden_act: expected 'silu' or 'swish' (the feed-forward is gated by silu), "
                                  "got 'gelu'"),
         ({"rope_interleaved": True},
@@ -158,7 +159,11 @@ def test_older_spellings_mean_the_same(published):
          "partial_rotary_factor: expected 1.0 (all features are rotated), got 0.5"),
         ({"partial_rotary_factor": 0.5},
          "partial_rotary_factor: expected 1.0 or 1 (all features are rotated), got 0.5"),
-        ({"rope_parameters": DEFAULT | {"spin": 1}}, "spin: unknown key of the rotary positions, got 1"),
+        ({"rope_parameters": {"full_attention": DEFAULT}},
+         f"full_attention: expected one kind of rotary positions, got {DEFAULT}"),
+        ({"rope_scaling": LINEAR},
+         f"rope_parameters: expected the positions of rope_scaling, {LINEAR}, "
+         "got {'rope_theta': 10000.0, 'rope_type': 'default'}"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor: expected a number above 0, got None"),
         ({"rope_parameters": [1]}, "rope_parameters: expected an object, got [1]"),
         ({"architectures": ["LlamaForTokenClassification"]},

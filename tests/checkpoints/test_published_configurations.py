@@ -4,14 +4,17 @@ What is written here are the keys and values of ``config.json`` in the named mod
 their default.
 """
 
+import dataclasses
 import importlib
 import inspect
+import json
 import re
 
 import pytest
 
+from isomorph.checkpoints.blocks import ACTIVATIONS
 from isomorph.checkpoints.families import FAMILIES
-from isomorph.checkpoints.family import Ignored, known_keys, read_options
+from isomorph.checkpoints.family import Ignored, known_keys, passed_over, read_options
 
 GPT2 = {
     "activation_function": "gelu_new", "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1,
@@ -160,22 +163,121 @@ def test_a_published_configuration_is_followed(name):
 @pytest.mark.parametrize(
     ("family", "key", "value", "problem"),
     [
-        ("llama", "transformers.js", 1, "transformers.js: unknown key, got 1"),
-        ("llama", "js.transformers.js_config", 1, "js.transformers.js_config: unknown key, got 1"),
-        ("clip", "text_config.vocab_size", 3, "text_config.vocab_size: unknown key, got 3"),
-        ("bert", "sentence_transformers.version", "4", "sentence_transformers.version: unknown key, got '4'"),
         ("bert", "sentence_transformers", {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
          f"sentence_transformers.activation_fn: expected '{IDENTITY}' or None (the answers are the class's scores, "
          "on which nothing acts), got 'torch.nn.modules.activation.Sigmoid'"),
         ("bert", "sbert_ce_default_activation_function", "torch.nn.modules.activation.Sigmoid",
          f"sbert_ce_default_activation_function: expected '{IDENTITY}' or None (the answers are the class's scores, "
          "on which nothing acts), got 'torch.nn.modules.activation.Sigmoid'"),
-        ("dinov2", "interpolate_offset", 0.1, "interpolate_offset: unknown key, got 0.1"),
-        ("qwen2", "is_causal", False, "is_causal: unknown key, got False"),
+        ("qwen2", "is_causal", False,
+         "is_causal: expected None or True (the family's own attention is imported), got False"),
+        ("gpt2", "transformers_weights", "other.safetensors",
+         "transformers_weights: expected None (weights have the usual files' names), got 'other.safetensors'"),
+        ("llama", "hidden_size", 2**63, "hidden_size: expected at most 2,147,483,647, got 9223372036854775808"),
+        ("gpt2", "hidden_size", 4, "hidden_size: expected 5, as n_embd, whose other name it is, got 4"),
     ],
 )  # fmt: skip
 def test_what_may_change_the_numbers_is_refused(family, key, value, problem):
-    assert read_options(FAMILIES[family], {key: value})[1] == [problem]
+    given = {"n_embd": 5} if family == "gpt2" else {}
+    assert read_options(FAMILIES[family], given | {key: value})[1] == [problem]
+
+
+@pytest.mark.parametrize(
+    ("family", "configuration", "keys"),
+    [
+        ("llama", {"transformers.js": 1, "my_trainer": {"steps": 3}}, ["my_trainer", "transformers.js"]),
+        ("clip", {"text_config.vocab_size": 3, "text_config": {"rotary": True}},
+         ["text_config.rotary", "text_config.vocab_size"]),
+        ("bert", {"sentence_transformers.version": "4"}, ["sentence_transformers.version"]),
+        ("dinov2", {"interpolate_offset": 0.1, "num_register_tokens": 4},
+         ["interpolate_offset", "num_register_tokens"]),
+        ("llama", {"rope_scaling": {"rope_type": "default", "factor": 8.0, "attention_factor": 1.2}},
+         ["rope_scaling.factor", "rope_scaling.attention_factor"]),
+        ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}},
+         ["rope_parameters.beta_fast"]),
+    ],
+)  # fmt: skip
+def test_f23_keys_that_the_class_does_not_declare_are_passed_over(family, configuration, keys):
+    """They cannot change its numbers, which is told."""
+    options, problems = read_options(FAMILIES[family], configuration)
+    assert problems == []
+    assert options == read_options(FAMILIES[family], {})[0] | {
+        key: value for key, value in configuration.items() if key.startswith("rope")
+    }
+    assert passed_over(FAMILIES[family], configuration, options) == keys
+
+
+@pytest.mark.parametrize(
+    ("family", "configuration"),
+    [
+        ("gpt2", {"n_layer": 2.0, "n_embd": 16.0}), ("bert", {"hidden_size": 16.0}), ("whisper", {"d_model": 6e0}),
+        ("llama", {"num_key_value_heads": 1.0, "head_dim": 8.0}), ("mistral", {"sliding_window": 4096.0}),
+        ("qwen2", {"max_window_layers": 28.0}), ("clip", {"text_config": {"eos_token_id": 7.0}}),
+        ("dinov2", {"mlp_ratio": 4.0, "patch_size": 14.0, "image_size": [28.0, 28.0]}), ("llama", {"partial_rotary_factor": 1}),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+                                       "original_max_position_embeddings": 8192.0}}),
+    ],
+)  # fmt: skip
+def test_f23_numbers_are_numbers(family, configuration):
+    """16.0 is 16, whatever wrote it; the definition is the same text."""
+    whole = json.loads(re.sub(r"\.0\b", "", json.dumps(configuration)))
+    texts = []
+    for given in (configuration, whole):
+        options, problems = read_options(FAMILIES[family], given)
+        assert problems == []
+        architecture = FAMILIES[family].default_architecture
+        texts.append(
+            FAMILIES[family].definition(
+                {**options, "architecture": architecture, "pooler": False, "num_labels": 2}
+            )
+        )
+    assert texts[0].replace("28.0, 28.0", "28, 28") == texts[1]
+
+
+@pytest.mark.parametrize("value", [True, 16.5, "16", float("nan"), float("inf"), -16.0, 0.0, [16], 1e400])
+def test_f17_what_is_no_whole_number_is_refused(value):
+    assert read_options(FAMILIES["bert"], {"hidden_size": value})[1] == [
+        f"hidden_size: expected an integer from 1, got {value!r}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("gelu_python", "gelu"), ("gelu_fast", "gelu_tanh"), ("gelu_accurate", "gelu_tanh"), ("gelu_python_tanh", "gelu_tanh")],
+)  # fmt: skip
+def test_f23_other_names_of_one_function(name, ours):
+    """As the peer library's table has them."""
+    activations = pytest.importorskip("transformers.activations")
+    torch = pytest.importorskip("torch")
+    x = torch.linspace(-6, 6, 97, dtype=torch.float64)
+    approximate = "tanh" if ours == "gelu_tanh" else "none"
+    expected = torch.nn.functional.gelu(x, approximate=approximate)
+    torch.testing.assert_close(activations.ACT2FN[name](x), expected, rtol=0, atol=1e-10)
+    assert ACTIVATIONS[name] == ours
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_f23_every_key_that_the_class_declares_is_known(name):
+    """Followed, ignored for a reason, or held to values: none of them is passed over."""
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    family, kind = FAMILIES[name], auto.CONFIG_MAPPING[name]
+    known = {*known_keys(family), *family.other_names}
+    groups = {key.partition(".")[0] for key in known if "." in key}
+    declared = {field.name for field in dataclasses.fields(kind)}
+    assert declared - known - groups == set()
+    assert set(kind.attribute_map.items()) <= set(family.other_names.items())
+    for group, inner in (kind.sub_configs if groups & {"text_config"} else {}).items():
+        assert {f"{group}.{field.name}" for field in dataclasses.fields(inner)} - known == set()
+
+
+# What configurations are asked for in code that all models share: masks, caches, loading.
+SHARED = {"is_causal", "attention_chunk_size", "quantization_config", "transformers_weights", "fusion_config",
+          "per_layer_config"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_f23_keys_that_shared_code_reads_are_known(name):
+    assert known_keys(FAMILIES[name]).keys() >= SHARED
 
 
 SOURCES = {

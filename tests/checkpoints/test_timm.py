@@ -398,9 +398,7 @@ def with_data(**data) -> dict:
     [
         (configuration("vit_small_patch3_9", model_args={}),
          "model_args.num_heads: missing, and small has the width 384, not 12"),
-        (configuration("vit_small_patch3_9", surprise=1), "surprise: unknown key, got 1"),
         (with_arguments(surprise=1), "model_args.surprise: unknown key, got 1"),
-        (with_data(surprise=1), "pretrained_cfg.surprise: unknown key, got 1"),
         (configuration("vit_small_patch3_9", model_args=[1]), "model_args: expected an object, got [1]"),
         (configuration("vit_small_patch3_9", global_pool="map"),
          "global_pool: expected 'token' or 'avg' or 'max' or 'avgmax', got 'map'"),

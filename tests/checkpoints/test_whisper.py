@@ -166,8 +166,8 @@ def test_keys_of_published_files_change_nothing(whisper):
 @pytest.mark.parametrize(
     ("keys", "hint"),
     [
-        ({"registers": 4}, "registers: unknown key, got 4"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: unknown key, got {'bits': 4}"),
+        ({"per_layer_config": {"1": {"d_model": 4}}},
+         "per_layer_config: expected None or {} (layers are alike), got {'1': {'d_model': 4}}"),
         ({"is_encoder_decoder": False},
          "is_encoder_decoder: expected True (an encoder and a decoder are imported), got False"),
         ({"num_hidden_layers": 4},
@@ -177,7 +177,7 @@ def test_keys_of_published_files_change_nothing(whisper):
         ({"decoder_layers": 0}, "decoder_layers: expected an integer from 1, got 0"),
         ({"activation_function": "mish"},
          "activation_function: expected 'gelu' or 'gelu_new' or 'gelu_pytorch_tanh' or 'relu' or 'silu' or 'swish' "
-         "or 'quick_gelu', got 'mish'"),
+         "or 'quick_gelu' or 'gelu_python' or 'gelu_fast' or 'gelu_accurate' or 'gelu_python_tanh', got 'mish'"),
         ({"architectures": ["WhisperForAudioClassification"]},
          "architectures: expected WhisperForConditionalGeneration or WhisperModel, "
          "got 'WhisperForAudioClassification'"),
