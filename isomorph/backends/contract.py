@@ -195,6 +195,10 @@ class InputContracts:
         count = len(self.names)
         return f"the network takes {count} input{'s' if count != 1 else ''} ({', '.join(self.names)})"
 
+    def refuse_dtype(self, index: int, tensor: Any) -> NoReturn:
+        """E_RUNTIME for a dtype of no kind."""
+        self._refuse(index, tensor, f"it must have {_KIND_WORDS[self._rules[index].kind]}")
+
     def _refuse(self, index: int, tensor: Any, reason: str) -> NoReturn:
         value = self.values[index]
         raise IsomorphError(

@@ -20,6 +20,7 @@ PREFILL_CHUNK = 512
 _FIRST_ROOM = 2048  # new ids that there is memory for at first; it grows when they have come
 _LARGEST_ID = 2**63 - 1
 
+_LARGEST = np.iinfo(np.int64).max
 _FILL = 0  # what stands in padding: any id that the network knows
 
 
@@ -172,6 +173,10 @@ def read_prompt(ids: Any, mask: Any, vocabulary: int) -> Prompt:
     T = ids.shape[1] if _has_shape(ids) else max(map(len, rows), default=0)
     given = np.full((len(rows), T), _FILL, dtype=np.int64)
     for row, some in zip(given, rows, strict=True):
+        if some.dtype == np.uint64 and (some > _LARGEST).any():  # else it would come out negative
+            from isomorph.backends.contract import outside_table
+
+            raise outside_table(int(some.max()), vocabulary or _LARGEST)
         row[T - len(some) :] = some
     pads = np.array([T - len(row) for row in rows], dtype=np.int64)
     if mask is not None:

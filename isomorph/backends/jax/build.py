@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from isomorph.backends.contract import DTYPE_KINDS, InputContracts, dtype_name
+from isomorph.backends.contract import DTYPE_KINDS, InputContracts, dtype_name, outside_table
 from isomorph.backends.holder import evaluate
 from isomorph.backends.jax.initial import Fill, drawing
 from isomorph.backends.jax.layers import Place, places
@@ -90,11 +90,46 @@ class PreparedPlan:
         for name, tensor in zip(self.contracts.names, given, strict=True):
             if not isinstance(tensor, jax.Array | np.ndarray):
                 raise no_array(name, tensor)
-        tensors = [jnp.asarray(tensor) for tensor in given]
+        tensors = [self.array(index, tensor) for index, tensor in enumerate(given)]
         self.contracts.check(tensors)
         if dtype is not None:
             self._check_dtypes(tensors, dtype)
         return tensors
+
+    def array(self, index: int, given: Any) -> jax.Array:
+        """An input as JAX's; E_RUNTIME for what JAX would change: objects, and integers too large for it."""
+        if isinstance(given, np.ndarray):
+            if KINDS.get(given.dtype.newbyteorder("=")) is None:
+                self.contracts.refuse_dtype(index, given)
+            if given.dtype.kind in "iu":
+                self._check_integers(index, given)
+        return jnp.asarray(given)
+
+    def _check_integers(self, index: int, given: np.ndarray[Any, Any]) -> None:
+        kept = np.iinfo(jax.dtypes.canonicalize_dtype(given.dtype))
+        if kept.bits == given.dtype.itemsize * 8:
+            return
+        outside = given[(given < kept.min) | (given > kept.max)]
+        if outside.size:
+            value, rows = int(outside[0]), self._rows.get(index)
+            if rows is not None:
+                raise outside_table(value, rows)
+            raise IsomorphError(
+                "E_RUNTIME",
+                f"input {self.contracts.names[index]}: {value} is outside {kept.dtype}, which JAX keeps integers in",
+                hints=['jax.config.update("jax_enable_x64", True) keeps all of them'],
+            )
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        """The rows of the first table that each input of ids is looked up in."""
+        rows: dict[int, int] = {}
+        places = {value: index for index, (_, value) in enumerate(self.plan.inputs)}
+        for node in self.plan.nodes:
+            for slot in node.call_slots:
+                if node.operator.leaf == "embedding" and slot in places:
+                    rows.setdefault(places[slot], next(iter(node.operator.own_parameters.values())).shape[0])
+        return rows
 
     def _check_dtypes(self, tensors: Sequence[jax.Array], dtype: np.dtype[Any]) -> None:
         for index, tensor in enumerate(tensors):

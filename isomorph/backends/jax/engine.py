@@ -148,7 +148,7 @@ class Engine:
         tensors = self._contracts.bind(inputs, named)
         for index, tensor in enumerate(tensors):
             if isinstance(tensor, np.ndarray):
-                tensors[index] = jnp.asarray(tensor)
+                tensors[index] = self.prepared.array(index, tensor)
             elif not isinstance(tensor, Tensor):
                 self.prepared.ready(tensors, {}, None)  # says which input is none
         self._contracts.check(tensors)

@@ -101,8 +101,10 @@ class Network(nn.Module):
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
-            if not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
                 self._refuse_type(tensors)
+            if tensor.is_meta:
+                self._check_device(tensors)
         self._contracts.check(tensors)
         for index in self._compute_inputs:
             # The witness is a parameter as it was when built: nearly always right, and free to look at.
@@ -113,6 +115,30 @@ class Network(nn.Module):
         for name, tensor in zip(self._contracts.names, tensors, strict=True):
             if not isinstance(tensor, torch.Tensor):
                 raise no_tensor(name, tensor)
+            if tensor.is_nested:
+                raise IsomorphError(
+                    "E_RUNTIME",
+                    f"input {name}: expected an ordinary tensor, got a nested one",
+                    hints=["fill it up, as in x.to_padded_tensor(0), and give a mask to what takes one"],
+                )
+            if tensor.layout is not torch.strided:
+                layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+                raise IsomorphError(
+                    "E_RUNTIME",
+                    f"input {name}: expected an ordinary tensor, got one of layout {layout}",
+                    hints=["make it one: x.to_dense()"],
+                )
+
+    def _check_device(self, tensors: Sequence[torch.Tensor]) -> None:
+        """E_RUNTIME for an input without values, unless the network has none either."""
+        own = next((p.device for p in (*self.parameters(), *self.buffers())), None)
+        for name, tensor in zip(self._contracts.names, tensors, strict=True):
+            if tensor.is_meta and own is not None and own.type != "meta":
+                raise IsomorphError(
+                    "E_RUNTIME",
+                    f"input {name} is on the meta device, which holds no values; the network is on {own}",
+                    hints=["give a tensor with values, or use the network on the meta device too"],
+                )
 
     def _check_dtype(self, index: int, tensor: torch.Tensor) -> None:
         expected = self._compute_dtype()

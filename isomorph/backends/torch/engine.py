@@ -48,6 +48,8 @@ class Engine:
     that is no longer what its plan says, because of a hook or of another layer, is called itself.
     """
 
+    __name__ = "prepared"  # what torch.jit.trace calls a function that it is given
+
     def __init__(self, network: Network, dtype: str | None) -> None:
         self.plan, self.network = network.plan, network
         self._contracts, self._float_inputs = network._contracts, network._compute_inputs
@@ -61,8 +63,8 @@ class Engine:
     def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
         state = self._state
         try:
-            program = None if named else state.ready.get((*map(_shape_and_dtype, inputs),))
-        except (AttributeError, TypeError):  # what is no tensor is refused below
+            program = None if named else state.ready.get((*map(_kind, inputs),))
+        except (AttributeError, TypeError, RuntimeError):  # what is no tensor is refused below
             program = None
         if program is None or not state.watch.unchanged() or torch.is_autocast_enabled(state.device_type):
             tensors, state, program = self._checked(inputs, named)
@@ -80,8 +82,16 @@ class Engine:
         """The inputs in order, the state they meet, and the program for them; no program where the model serves."""
         tensors = self._contracts.bind(inputs, named)
         for tensor in tensors:
-            if not isinstance(tensor, Tensor):
+            if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
                 self.network._refuse_type(tensors)
+            if tensor.is_meta:
+                self.network._check_device(tensors)
+        if torch.jit.is_tracing():
+            raise IsomorphError(
+                "E_RUNTIME",
+                "a prepared model cannot be traced: its weights would become constants of the trace",
+                hints=["trace the model itself, or export it: torch.export.export(model, (x,))"],
+            )
         sizes = self._contracts.check(tensors)
         state = self.current()
         if state.departure or torch.is_autocast_enabled(state.device_type):
@@ -93,7 +103,7 @@ class Engine:
         if program is not None:
             if len(state.ready) >= MOST_PROGRAMS:
                 state.ready.clear()
-            state.ready[(*map(_shape_and_dtype, tensors),)] = program
+            state.ready[(*map(_kind, tensors),)] = program
         return tensors, state, program
 
     def current(self) -> State:
@@ -189,7 +199,7 @@ class Engine:
             step = step.tb_next
 
 
-_shape_and_dtype = attrgetter("shape", "dtype")
+_kind = attrgetter("shape", "dtype", "layout", "device")
 
 
 class Program(NamedTuple):
@@ -221,7 +231,9 @@ class State:
 
     def __init__(self, watch: Watch, store: Store, departure: str) -> None:
         self.watch, self.store, self.departure = watch, store, departure
-        self.device_type = store.device.type
+        self.device_type = (
+            "cpu" if store.device.type == "meta" else store.device.type
+        )  # autocast knows no meta
         self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self.ready: dict[tuple[Any, ...], Program] = {}
         self.steps: OrderedDict[Any, Any] = OrderedDict()

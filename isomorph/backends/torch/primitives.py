@@ -63,29 +63,30 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     are read first, which waits for the device once. Captured graphs do what the framework does: an error
     on the CPU, a device-side assertion on CUDA. Ids of narrow integer dtypes are widened first.
     """
-    if ids.dtype not in (torch.int64, torch.int32):
-        ids = ids.long()  # what the framework's lookup takes
+    wide = ids if ids.dtype in (torch.int64, torch.int32) else ids.long()  # what the framework's lookup takes
     if not _looking():
-        return functional.embedding(ids, weight)
+        return functional.embedding(wide, weight)
     if ids.device.type == "cpu":
         try:
-            return functional.embedding(ids, weight)
+            return functional.embedding(wide, weight)
         except IndexError:
             raise _outside(ids, weight.shape[0]) from None
     check_ids(ids, weight.shape[0])
-    return functional.embedding(ids, weight)
+    return functional.embedding(wide, weight)
 
 
 def check_ids(ids: Tensor, rows: int) -> None:
     """E_RUNTIME for an id outside a table of ``rows`` rows; waits for the device."""
     if ids.numel():
-        extremes = _read(torch.stack(torch.aminmax(ids.detach())))
+        extremes = _read(torch.stack(torch.aminmax(ids.detach().long())))
         if extremes is not None and not 0 <= extremes[0] <= extremes[1] < rows:
             raise _outside(ids, rows)
 
 
 def _outside(ids: Tensor, rows: int) -> IsomorphError:
-    return outside_table(int(ids[(ids < 0) | (ids >= rows)][0].item()), rows)
+    wide = ids.long()  # in which the upper half of uint64 is negative
+    first = int(wide[(wide < 0) | (wide >= rows)][0])
+    return outside_table(first % 2**64 if ids.dtype == torch.uint64 else first, rows)
 
 
 # -- norms -----------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def _fused_attention(
     T, S = q.shape[-2], k.shape[-2]
     options: dict[str, Any] = {
         "dropout_p": _drop_probability(dropout),
-        "enable_gqa": q.shape[1] != k.shape[1],
+        "enable_gqa": bool(q.shape[1] != k.shape[1]),
     }
     # The kernels' causal flag aligns the diagonal top-left, so it only means ours when T = S.
     if mask is None and not window and (not causal or T == S):

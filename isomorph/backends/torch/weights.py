@@ -25,11 +25,18 @@ def weights(model: nn.Module) -> dict[str, np.ndarray]:
         Arrays of the model's current dtype (bfloat16 as ``ml_dtypes.bfloat16``), in the plan's order.
 
     Raises:
-        IsomorphError: E_ARGUMENT when it is no such network; E_WEIGHTS when two tied paths hold different
+        IsomorphError: E_ARGUMENT when it is no such network, or is on the ``meta`` device; E_WEIGHTS when two tied paths hold different
             values, which takes a module around the network that came apart on its way from the meta device.
     """
     network = unwrap(model)
     found = {p.path: _value(network, p.path) for p in network.plan.parameters}
+    on_meta = next((path for path, value in found.items() if value.is_meta), None)
+    if on_meta is not None:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"{on_meta} is on the meta device, which holds no values",
+            hints=["load the model first, as in model.load_state_dict(state, assign=True)"],
+        )
     apart = {path: _value(network, path) for path, _ in _untied(network)}
     merge_ties(network.plan, {**found, **apart})
     return {path: to_numpy(value) for path, value in found.items()}
