@@ -1,8 +1,9 @@
 # make demo   train a small vision transformer on handwritten digits and verify it
 # make test   the whole test suite
 # make trials fuzz, kills and whole grids; LENGTH=0.1 a tenth, SEED=1 other draws
-# make check  formatting, lint, types and the fast tests
-# make docs   the documentation as a site, in build/docs
+# make lint   formatting, lint and types
+# make check  make lint, then the fast tests
+# make docs   the documentation as a site, in build/docs; a warning is an error
 # make bench  measurements against peers, by turns, into benchmarks/RESULTS.md; bench-quick: within 3 minutes
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ LENGTH ?= 1
 SEED ?= 0
 SETTINGS := pyproject.toml constraints.txt
 
-.PHONY: demo test trials check bench bench-quick docs clean
+.PHONY: demo test trials lint check bench bench-quick docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/isomorph show examples/digits_vit.net
@@ -26,10 +27,12 @@ test: $(VENV)/.test
 trials: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "trial or exhaustive" --trials $(LENGTH) --trial-seed $(SEED)
 
-check: $(VENV)/.test
+lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not exhaustive"
 
 bench: | $(BIN)/python
@@ -40,7 +43,7 @@ bench-quick: | $(BIN)/python
 
 docs: $(VENV)/.docs
 	$(BIN)/isomorph docs --out docs/operators
-	$(BIN)/python -m sphinx -q -b html docs build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 clean:
 	rm -rf $(VENV) .cache build dist
