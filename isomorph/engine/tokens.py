@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from isomorph.engine.text_stream import ByteStream, PieceStream, TextStream, text_of
 from isomorph.errors import IsomorphError, shorten
 from isomorph.paths import TOKENIZER
 
 _BYTES = 256
-_INCOMPLETE = "\ufffd"  # what a decoder writes for part of a character
-
-
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _IDS = 2**32  # how many ids the tokenizers package can write down
-
-
-class TextStream(Protocol):
-    """Text of ids that come one after another."""
-
-    def add(self, token: int) -> str:
-        """What the id adds, empty while a character is incomplete."""
-        ...
-
-    def end(self) -> str:
-        """What is left of an incomplete character."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -54,24 +43,14 @@ class Bytes:
             raise _not_unicode(text) from error
 
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        stream = self.stream(before)
-        return "".join(map(stream.add, ids)) + stream.end()
+        return text_of(self.stream(before), ids)
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        return _ByteStream(before)
+        return ByteStream(_one_byte, before)
 
 
-class _ByteStream:
-    def __init__(self, before: Sequence[int]) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in before:
-            self.add(token)
-
-    def add(self, token: int) -> str:
-        return self._decoder.decode(bytes([token])) if 0 <= token < _BYTES else ""
-
-    def end(self) -> str:
-        return self._decoder.decode(b"", True)
+def _one_byte(token: int) -> bytes:
+    return bytes([token]) if 0 <= token < _BYTES else b""
 
 
 class Published:
@@ -91,6 +70,10 @@ class Published:
             self._inner = Inner.from_file(str(path))
             self._inner.no_padding()  # a prompt is what was said, no more and no less
             self._inner.no_truncation()
+            decoder = self._inner.decoder
+            self._steps = _steps(json.loads(decoder.__getstate__())) if decoder else frozenset()
+            added_tokens = self._inner.get_added_tokens_decoder()
+        self._special = frozenset(token for token, entry in added_tokens.items() if entry.special)
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -98,18 +81,49 @@ class Published:
         except UnicodeEncodeError as error:
             raise _not_unicode(text) from error
         with _failing(lambda reason: self._no_ids(text, reason)):
-            return self._inner.encode(text).ids
+            encoding = self._inner.encode(text)
+            own = [place for place, mark in enumerate(encoding.special_tokens_mask) if not mark]
+            end = own[-1] + 1 if own else self._marks_in_front
+        return encoding.ids[:end]  # a mark behind a prompt would end what is to be continued
+
+    @cached_property
+    def _marks_in_front(self) -> int:
+        """How many marks the tokenizer puts before a text."""
+        marks = self._inner.encode("a").special_tokens_mask
+        return marks.index(0) if 0 in marks else len(marks)
 
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        return added(self.text(before), self.text([*before, *ids]))
+        return text_of(self.stream(before), ids)
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of ids that follow no others."""
         with _failing(lambda reason: self._broken(f"cannot turn ids into text: {reason}")):
-            return self._inner.decode([token for token in ids if 0 <= token < _IDS])
+            return self._inner.decode(ids)
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        return _PublishedStream(self, before)
+        if self._steps and self._steps <= {"ByteLevel", "Fuse"}:
+            return ByteStream(self._mapped_bytes, before)
+        return PieceStream(self.text, self._fallback_byte, before, splits="ByteLevel" in self._steps)
+
+    def _piece(self, token: int) -> str:
+        """How the vocabulary writes an id; nothing where the id is no text."""
+        if not 0 <= token < _IDS or token in self._special:
+            return ""
+        return self._inner.id_to_token(token) or ""
+
+    def _mapped_bytes(self, token: int) -> bytes:
+        """The bytes of an id of a byte-level vocabulary, whose characters stand for one byte each."""
+        piece = self._piece(token)
+        try:
+            return bytes(map(_byte_of_character().__getitem__, piece))
+        except KeyError:  # a piece that was added as it is written
+            return piece.encode()
+
+    def _fallback_byte(self, token: int) -> bytes | None:
+        """The byte of an id such as ``<0xE2>``, where the decoder knows such ids; None for other pieces."""
+        piece = self._piece(token)
+        byte = _BYTE.fullmatch(piece) if "ByteFallback" in self._steps else None
+        return bytes([int(byte[1], 16)]) if byte else None if piece else b""
 
     def _broken(self, problem: str) -> IsomorphError:
         hints = ["copy it again from where the model is from"]
@@ -145,38 +159,21 @@ def _not_unicode(text: str) -> IsomorphError:
     )
 
 
-def added(before: str, whole: str) -> str:
-    """What a longer text adds to a shorter one, whose last character may have become complete."""
-    complete = before.rstrip(_INCOMPLETE)
-    for known in (before, complete):
-        if whole.startswith(known):
-            return whole[len(known) :]
-    pairs = enumerate(zip(complete, whole, strict=False))
-    return whole[next((i for i, (one, other) in pairs if one != other), min(len(complete), len(whole))) :]
+def _steps(decoder: Any) -> frozenset[str]:
+    """The kinds of all steps of a decoder as the package writes it."""
+    inner = (_steps(step) for step in decoder.get("decoders", ()))
+    return frozenset({decoder["type"]} - {"Sequence"}).union(*inner)
 
 
-class _PublishedStream:
-    """Decodes all ids again and gives what is new: an id's text may depend on those around it."""
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """Which byte a character of a byte-level vocabulary stands for (Radford et al., 2019).
 
-    def __init__(self, tokenizer: Published, before: Sequence[int]) -> None:
-        self._tokenizer, self._ids = tokenizer, list(before)
-        self._before = tokenizer.text(before)
-        self._given = 0
-
-    def add(self, token: int) -> str:
-        self._ids.append(token)
-        text = self._text()
-        return "" if text.endswith(_INCOMPLETE) else self._give(text)
-
-    def end(self) -> str:
-        return self._give(self._text())
-
-    def _text(self) -> str:
-        return added(self._before, self._tokenizer.text(self._ids))
-
-    def _give(self, text: str) -> str:
-        new, self._given = text[self._given :], len(text)
-        return new
+    The printable characters of Latin-1 stand for themselves, the other bytes in order for those from U+0100.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(_BYTES) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(_BYTES + n): byte for n, byte in enumerate(others)}
 
 
 def open_tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
