@@ -114,7 +114,7 @@ def mgm(options: Options) -> Measured:
     model = iso.torch.build(plan, weights).eval()
     start, end = 2, 3  # as its configuration says
     rows, n = (2, 8) if options.tiny else (16, 128) if options.quick else (64, 128)
-    drawn = iso.generate(model, np.full((rows, 1), start), n, 1.0, seed=0, stop=end)
+    drawn = iso.generate(model, np.full((rows, 1), start), n, temperature=1.0, seed=0, stop=end)
     # a row that has ended repeats the id that ended it, which is scored once
     targets = np.where(np.cumsum(drawn == end, axis=1) - (drawn == end) > 0, -1, drawn)[:, 1:]
     batches = [(drawn[i : i + 8, :-1], targets[i : i + 8]) for i in range(0, rows, 8)]

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from isomorph import ops as ops
     from isomorph.checkpoints.exporting import export_checkpoint as export_checkpoint
+    from isomorph.checkpoints.generation import generation_settings as generation_settings
     from isomorph.checkpoints.importing import import_checkpoint as import_checkpoint
     from isomorph.engine.generation import generate as generate
     from isomorph.engine.generation import stream as stream
     from isomorph.engine.prepare import prepare as prepare
+    from isomorph.engine.settings import GenerationSettings as GenerationSettings
     from isomorph.errors import IsomorphError as IsomorphError
     from isomorph.operators.declare import INFERRED as INFERRED
     from isomorph.operators.declare import Conflict as Conflict
@@ -46,6 +48,8 @@ _HOMES = {
     "export_checkpoint": "isomorph.checkpoints.exporting",
     "import_checkpoint": "isomorph.checkpoints.importing",
     "generate": "isomorph.engine.generation",
+    "generation_settings": "isomorph.checkpoints.generation",
+    "GenerationSettings": "isomorph.engine.settings",
     "prepare": "isomorph.engine.prepare",
     "stream": "isomorph.engine.generation",
     "resolve": "isomorph.resolver.resolve",
@@ -61,6 +65,7 @@ __all__ = [  # checked against _HOMES by a test
     "INFERRED",
     "Conflict",
     "Example",
+    "GenerationSettings",
     "IsomorphError",
     "Operator",
     "Parameter",
@@ -68,6 +73,7 @@ __all__ = [  # checked against _HOMES by a test
     "argument",
     "export_checkpoint",
     "generate",
+    "generation_settings",
     "import_checkpoint",
     "initial_weights",
     "load",

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "plan": {"operators", "resolver", "serialization", "show"},  # the last two lazily, from methods
     "serialization": {"operators", "resolver", "plan"},
     "weights": {"plan", "operators", "serialization", "resolver"},
-    "checkpoints": {"plan", "operators", "resolver", "weights", "backends"},
+    "checkpoints": {"plan", "operators", "resolver", "weights", "backends", "engine"},
     "backends": {"plan", "operators", "weights", "resolver", "training", "torch", "reference"},
     "nnx": {"backends", "weights", "plan"},
     "linen": {"backends", "weights", "plan"},

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isomorph.checkpoints.sentence import MODULES, POOLING_DIRECTORY
-from isomorph.checkpoints.source import ADAPTER, CONFIGURATION, PICKLED, SAFETENSORS, indexed_names
+from isomorph.checkpoints.source import ADAPTER, CONFIGURATION, GENERATION, PICKLED, SAFETENSORS, indexed_names
 from isomorph.errors import IsomorphError, shorten
 from isomorph.paths import TOKENIZER, path_text
 
@@ -22,7 +22,7 @@ SCHEME = "hf:"
 SECONDS = 5.0
 """How long the hub may take to answer before the cache is asked."""
 
-_SMALL = (CONFIGURATION, ADAPTER, TOKENIZER, MODULES, f"{POOLING_DIRECTORY}/config.json")
+_SMALL = (CONFIGURATION, ADAPTER, GENERATION, TOKENIZER, MODULES, f"{POOLING_DIRECTORY}/config.json")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _SOURCE = re.compile(rf"(?P<name>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9_][A-Za-z0-9._/-]{{0,254}}))?")
 

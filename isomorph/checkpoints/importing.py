@@ -57,7 +57,10 @@ def import_checkpoint(
         dtype: the plan's compute dtype and the weights' dtype; that of the tensors where omitted, and the
             widest where they differ.
         report: called with a line for each kind of thing in the directory that was left: keys that nobody
-            reads, tensors, other files of weights, a chat template. ``report=print`` shows them.
+            reads, tensors, other files of weights, a chat template, settings of generation that are not followed.
+            ``report=print`` shows them.
+
+    The settings of generation themselves are :func:`isomorph.generation_settings`'s.
 
     Returns:
         The plan, with batch and length open, and arrays in plan layout by parameter path.

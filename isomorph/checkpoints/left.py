@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from isomorph.checkpoints.family import Family, Options, passed_over
+from isomorph.checkpoints.generation import settings_of
+from isomorph.checkpoints.notes import notes_of
 from isomorph.checkpoints.sentence import MODULES
-from isomorph.checkpoints.source import CONFIGURATION, Checkpoint, adapters_below, read_json
+from isomorph.checkpoints.source import CONFIGURATION, GENERATION, Checkpoint, adapters_below, generation_of, read_json
 from isomorph.errors import IsomorphError, shown
 from isomorph.paths import TOKENIZER
 
 _MOST_LISTED = 20
 _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|onnx|ot)(\.index\.json)?")
-_GENERATION = "generation_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _DOCUMENTS = re.compile(r"\..*|README.*|LICEN[CS]E.*|NOTICE.*|USE_POLICY.*|.*\.md", re.IGNORECASE)
 
@@ -37,7 +38,7 @@ def left_lines(family: Family, checkpoint: Checkpoint, options: Options, tensors
     files = [name for name in names if name not in checkpoint.files and not _DOCUMENTS.fullmatch(name)]
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]
     templates = [name for name in files if name in _TEMPLATES and _has_template(directory / name)]
-    others = [name for name in files if name not in (*weights, *_TEMPLATES, _GENERATION, TOKENIZER, MODULES)]
+    others = [name for name in files if name not in (*weights, *_TEMPLATES, GENERATION, TOKENIZER, MODULES)]
     read = " and ".join(sorted(name for name in checkpoint.files if _WEIGHTS.fullmatch(name))[:2])
     lines = {
         f"keys of {CONFIGURATION} that {family.model_type} does not read": passed_over(
@@ -45,12 +46,20 @@ def left_lines(family: Family, checkpoint: Checkpoint, options: Options, tensors
         ),
         f"tensors that {options['architecture']} does not compute with": _grouped(tensors),
         f"other weights (read: {read})": weights,
-        "settings of generation": [name for name in files if name == _GENERATION],
+        "settings of generation that are not followed": _unfollowed(checkpoint),
         "a chat template (prompts are taken as they are)": templates,
         "adapters": adapters_below(directory),
         "other files": others,
     }
     return [f"left: {what}: {_listed(found)}" for what, found in lines.items() if found]
+
+
+def _unfollowed(checkpoint: Checkpoint) -> list[str]:
+    try:
+        generation = generation_of(checkpoint.directory)
+    except IsomorphError:  # whoever generates reads it, and says what is wrong
+        return [GENERATION]
+    return list(settings_of(notes_of(checkpoint.configuration, generation)).unfollowed)
 
 
 def _listed(names: list[str]) -> str:

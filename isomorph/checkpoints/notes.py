@@ -1,4 +1,4 @@
-"""What belongs to a published model but not to its network: ids of special tokens, names of classes.
+"""What belongs to a published model but not to its network: ids of special tokens, names of classes, settings of generation.
 
 They travel as the notes of a saved model (:func:`isomorph.weights.file.save`), and nobody trusts them: what
 does not fit the network is left out.
@@ -12,12 +12,36 @@ from typing import Any
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def notes_of(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes in a configuration: ids of special tokens, and names of classes that somebody chose."""
+GENERATION_NOTE = "generation_config"
+"""The note that holds what the model asks of a generation, word for word."""
+
+GENERATION_KEYS = (
+    "bad_words_ids", "begin_suppress_tokens", "do_sample", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
+    "forced_bos_token_id", "forced_decoder_ids", "forced_eos_token_id", "max_length", "min_length",
+    "no_repeat_ngram_size", "num_beams", "num_return_sequences", "repetition_penalty", "suppress_tokens", "temperature",
+    "top_k", "top_p", "typical_p",
+)  # fmt: skip
+"""Such settings in a ``config.json`` from before there was a file for them."""
+
+
+def notes_of(configuration: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What is noted of a published model.
+
+    Args:
+        configuration: its ``config.json``: ids of special tokens, names of classes that somebody chose, and in older
+            ones settings of generation.
+        generation: its ``generation_config.json``, None where it has none.
+    """
     notes: dict[str, Any] = {key: configuration[key] for key in TOKEN_IDS if _are_ids(configuration.get(key))}
     names = configuration.get("id2label")
     if isinstance(names, dict) and class_names_of({"id2label": names}, len(names)):
         notes["id2label"] = names
+    if generation is None:
+        generation = {
+            key: configuration[key] for key in GENERATION_KEYS if configuration.get(key) is not None
+        }
+    if generation:
+        notes[GENERATION_NOTE] = dict(generation)
     return notes
 
 

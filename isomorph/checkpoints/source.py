@@ -27,8 +27,10 @@ CONFIGURATION = "config.json"
 ADAPTER = "adapter_config.json"
 ADAPTERS = (ADAPTER, "adapter_model.safetensors", "adapter_model.bin", "pytorch_adapter.bin")
 """The files of peft's adapters, and of an older library's; the first says what it is."""
+GENERATION = "generation_config.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 _MOST_JSON_BYTES = 64 << 20  # an index of the largest published models has a few megabytes
+_MOST_GENERATION_BYTES = 1 << 20  # it becomes a note of the saved model; those of Whisper take 15,000
 _MOST_NAME_BYTES = 255  # of every usual file system
 Result = TypeVar("Result")
 _DTYPES = {code: name for name, code in CODES.items()}
@@ -247,6 +249,29 @@ def tokenizer_of(directory: Path) -> bytes | None:
 def configuration_of(directory: Path) -> dict[str, Any]:
     """What a directory's ``config.json`` holds; E_CHECKPOINT where it cannot be read."""
     return read_json(inside(directory, CONFIGURATION))
+
+
+def generation_of(directory: Path) -> dict[str, Any] | None:
+    """What a directory's ``generation_config.json`` holds, or None where it has none.
+
+    Raises:
+        IsomorphError: E_CHECKPOINT where it cannot be read, or is larger than a model's notes may be.
+    """
+    if not os.path.lexists(directory / GENERATION):
+        return None
+    path = inside(directory, GENERATION)
+    content = read_json(path)
+    try:
+        size = len(json.dumps(content, allow_nan=False))
+    except (ValueError, RecursionError) as error:
+        raise IsomorphError("E_CHECKPOINT", f"{path} is no JSON: {shorten(str(error), 100)}") from None
+    if size > _MOST_GENERATION_BYTES:
+        raise IsomorphError(
+            "E_CHECKPOINT",
+            f"{path} has {size:,} bytes of settings; at most {_MOST_GENERATION_BYTES:,} are read",
+            hints=["without it the model is imported without settings of generation"],
+        )
+    return content
 
 
 def read_json(path: Path, kind: type[Result] = dict) -> Result:

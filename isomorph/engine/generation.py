@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from numbers import Integral
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from isomorph.backends.decoding import Array, DecodingBackend, Layout
 from isomorph.engine.layout import decoding_layout
 from isomorph.engine.models import part_of_backend
-from isomorph.engine.sampling import Sampling
+from isomorph.engine.sampling import Chooser
+from isomorph.engine.settings import GenerationSettings, Options, check_count, unfollowed_text
 from isomorph.errors import IsomorphError, shorten
 
 PREFILL_CHUNK = 512
 """How many positions of a prompt are computed at a time."""
 
 _FIRST_ROOM = 2048  # new ids that there is memory for at first; it grows when they have come
-_LARGEST_ID = 2**63 - 1
 
 _LARGEST = np.iinfo(np.int64).max
 _FILL = 0  # what stands in padding: any id that the network knows
@@ -47,16 +47,13 @@ class Prompt(NamedTuple):
 def generate(
     model: Any,
     ids: Any,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    stop: int | Sequence[int] | None = (),
+    max_new_tokens: int | None = None,
     *,
+    settings: GenerationSettings | None = None,
     mask: Any = None,
     inputs: Mapping[str, Any] | None = None,
     prefill_chunk: int = PREFILL_CHUNK,
+    **options: Unpack[Options],
 ) -> Any:
     """Continue ids with those that the network scores highest, or draws.
 
@@ -69,17 +66,20 @@ def generate(
             alone.
         ids: a prompt ``[T]`` or prompts ``[B, T]`` as integers: an array, a tensor, or a list of ids, or of rows
             that may differ in length, themselves lists, arrays or tensors.
-        max_new_tokens: how many ids to add, from 0.
-        temperature: 0 takes the highest score; else ids are drawn, the more evenly the higher it is.
-        top_k: draw from the ``top_k`` highest scores only; 0 for all.
-        top_p: draw from the fewest ids whose probabilities reach it, after ``top_k``; 1 for all.
-        seed: of the draws. Equal seeds give equal ids in every backend.
-        stop: an id, or several, that end a row; None or empty for none. It is part of the result, and fills the
-            row up to the length of the longest.
+        max_new_tokens: how many ids to add at most, from 0; the settings' where omitted.
+        settings: how ids are chosen, such as what a published model asks for,
+            ``isomorph.generation_settings(path)``. Plain ones where omitted: the highest score, without an end.
         mask: for ids whose rows are filled up on the left already: ``[B, T]``, True where there is an id.
         inputs: further inputs of the network by name, such as an encoder's, as a call of the model takes them, or
-            as NumPy arrays.
+            as NumPy arrays. Of several inputs that could be ids, the one that is not among them is continued.
         prefill_chunk: how many positions of the prompt are computed at a time.
+        options: what else is to hold than the settings, by name: ``temperature=0.8``, ``top_k=40``, ``top_p=0.95``,
+            ``min_p=0.05``, ``repetition_penalty=1.1``, ``no_repeat_ngram=3``, ``banned=[[7, 8]]``,
+            ``suppress=[220]``, ``begin_suppress=[220]``, ``forced={1: 50259}``, ``forced_end=2``,
+            ``min_new_tokens=5``, ``max_length=448``, ``stop=0``, ``seed=1``.
+            :class:`~isomorph.GenerationSettings` says what they mean. A ``stop`` is part of the result, and fills the
+            row up to the length of the longest. Equal seeds give equal ids in every backend, and row ``i`` of
+            ``seed=s`` draws as it does alone with ``seed=[(s, i)]``.
 
     Returns:
         The prompt and what follows, ``[T + n]`` or ``[B, T + n]`` with ``n <= max_new_tokens``: a tensor or
@@ -89,18 +89,18 @@ def generate(
     Raises:
         IsomorphError: E_ARGUMENT when the network cannot generate text, with the node that is in the way, or
             for an argument out of range; E_RUNTIME when ids are outside the table, more positions are needed than
-            the network has, or further inputs do not meet their contracts; E_RESOURCE when there is no memory for
-            that many keys and values.
+            the network has, further inputs do not meet their contracts, or the settings leave no id to choose;
+            E_RESOURCE when there is no memory for that many keys and values.
+
+    Warns:
+        UserWarning: once for all calls, what the settings hold that is not done.
     """
-    backend, layout, prompt = _prepared(model, ids, mask)
-    steps = _steps(
-        model, backend, layout, prompt, max_new_tokens,
-        Sampling(temperature, top_k, top_p, seed), stop, inputs, prefill_chunk,
-    )  # fmt: skip
+    text = _begun(model, ids, max_new_tokens, settings, options, mask, inputs, prefill_chunk)
+    prompt, backend = text.prompt, text.backend
     if not len(prompt.ids):  # no row that could end
-        whole = np.zeros((0, prompt.ids.shape[1] + int(max_new_tokens)), np.int64)
+        whole = np.zeros((0, prompt.ids.shape[1] + text.steps), np.int64)
     else:
-        whole = np.concatenate([prompt.given, *(new[:, None] for new in steps)], axis=1)
+        whole = np.concatenate([prompt.given, *(new[:, None] for new in _run(text))], axis=1)
     whole = whole[0] if _is_row(ids) else whole
     return backend.like(whole, ids) if backend.to_numpy(ids) is not None else whole
 
@@ -108,34 +108,118 @@ def generate(
 def stream(
     model: Any,
     ids: Any,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    stop: int | Sequence[int] | None = (),
+    max_new_tokens: int | None = None,
     *,
+    settings: GenerationSettings | None = None,
     mask: Any = None,
     inputs: Mapping[str, Any] | None = None,
     prefill_chunk: int = PREFILL_CHUNK,
+    **options: Unpack[Options],
 ) -> Iterator[Array]:
     """What :func:`generate` adds, as it comes: an int64 array ``[B]`` for every step, ``[1]`` for one prompt.
 
     A row that has ended repeats the id that ended it. Arguments and errors are those of :func:`generate`;
     errors of arguments come at the call.
     """
-    backend, layout, prompt = _prepared(model, ids, mask)
-    return _steps(
-        model, backend, layout, prompt, max_new_tokens,
-        Sampling(temperature, top_k, top_p, seed), stop, inputs, prefill_chunk,
-    )  # fmt: skip
+    return _run(_begun(model, ids, max_new_tokens, settings, options, mask, inputs, prefill_chunk))
 
 
-def _prepared(model: Any, ids: Any, mask: Any) -> tuple[DecodingBackend, Layout, Prompt]:
+class _Text(NamedTuple):
+    """A text before its first new id, everything checked.
+
+    Attributes:
+        model: what continues it.
+        backend: what runs the model.
+        layout: how.
+        prompt: what is continued.
+        inputs: further inputs by their value ids.
+        steps: how many ids to add at most.
+        chooser: what chooses them.
+        chunk: how many positions of the prompt are computed at a time.
+    """
+
+    model: Any
+    backend: DecodingBackend
+    layout: Layout
+    prompt: Prompt
+    inputs: Mapping[int, Any]
+    steps: int
+    chooser: Chooser
+    chunk: int
+
+
+def _begun(
+    model: Any,
+    ids: Any,
+    max_new_tokens: int | None,
+    settings: GenerationSettings | None,
+    options: Mapping[str, Any],
+    mask: Any,
+    inputs: Mapping[str, Any] | None,
+    prefill_chunk: int,
+) -> _Text:
     backend = backend_of(model)
-    layout = decoding_layout(backend.plan_of(model))
-    array, shown = _in_numpy(backend, ids), _in_numpy(backend, mask)
-    return backend, layout, read_prompt(array, shown, layout.vocabulary)
+    asked = _asked(backend, settings, options, max_new_tokens)
+    chunk = check_count("prefill_chunk", prefill_chunk, 1)
+    layout = decoding_layout(backend.plan_of(model), inputs if isinstance(inputs, Mapping) else ())
+    prompt = read_prompt(_in_numpy(backend, ids), _in_numpy(backend, mask), layout.vocabulary)
+    steps = _step_count(asked, prompt)
+    _check_length(layout, prompt, steps)
+    rows = [row[pad:] for row, pad in zip(prompt.ids, prompt.pads, strict=True)]
+    chooser = Chooser(asked, rows, layout.scores, steps)
+    given = backend.inputs(model, layout, prompt.shape, _named(layout, inputs))
+    _tell_unfollowed(asked)
+    return _Text(model, backend, layout, prompt, given, steps, chooser, chunk)
+
+
+def _asked(
+    backend: DecodingBackend,
+    settings: GenerationSettings | None,
+    options: Mapping[str, Any],
+    max_new_tokens: int | None,
+) -> GenerationSettings:
+    """The settings with the options in their places."""
+    given = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+    given |= {name: _in_numpy(backend, value) for name, value in options.items()}
+    if settings is None:
+        return GenerationSettings().changed(given)
+    if not isinstance(settings, GenerationSettings):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"settings must be GenerationSettings, got {shorten(type(settings).__name__)}",
+            hints=["settings=isomorph.generation_settings(path), or the settings by name, as in top_k=40"],
+        )
+    return settings.changed(given)
+
+
+def _step_count(settings: GenerationSettings, prompt: Prompt) -> int:
+    """How many ids are added at most."""
+    if settings.max_new_tokens is not None:
+        return settings.max_new_tokens
+    if settings.max_length is None:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            "nothing says how many ids to add",
+            hints=["give max_new_tokens, as in max_new_tokens=100"],
+        )
+    longest = prompt.shape[1]
+    if longest >= settings.max_length:
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"max_length is {settings.max_length:,}, and the longest prompt has {longest:,} ids already",
+            hints=["give max_new_tokens, which does not count the prompt"],
+        )
+    return settings.max_length - longest
+
+
+_told: set[tuple[str, ...]] = set()
+
+
+def _tell_unfollowed(settings: GenerationSettings) -> None:
+    """Warn once of what a published model asks for and is not done."""
+    if settings.unfollowed and settings.unfollowed not in _told:
+        _told.add(settings.unfollowed)
+        warnings.warn(unfollowed_text(settings), UserWarning, stacklevel=4)  # of who called generate
 
 
 def _in_numpy(backend: DecodingBackend, given: Any) -> Any:
@@ -260,48 +344,6 @@ def _padding(mask: Any, shape: tuple[int, ...]) -> Array:
 # -- the steps -----------------------------------------------------------------------------------------
 
 
-def _steps(
-    model: Any,
-    backend: DecodingBackend,
-    layout: Layout,
-    prompt: Prompt,
-    max_new_tokens: int,
-    sampling: Sampling,
-    stop: int | Sequence[int] | None,
-    inputs: Mapping[str, Any] | None,
-    prefill_chunk: int,
-) -> Iterator[Array]:
-    """Check the arguments now, and compute as the result is read."""
-    count, chunk = _count("max_new_tokens", max_new_tokens, 0), _count("prefill_chunk", prefill_chunk, 1)
-    stops = _stops(backend, stop)
-    _check_length(layout, prompt, count)
-    named = _named(layout, inputs)
-    given = backend.inputs(model, layout, prompt.shape, named)
-    return _run(model, backend, layout, prompt, count, sampling, stops, given, chunk)
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise IsomorphError("E_ARGUMENT", f"{name} must be an int from {least}, got {shorten(value)}")
-    return int(value)
-
-
-def _stops(backend: DecodingBackend, stop: Any) -> Array:
-    """The ids that end a row, in any form."""
-    array = backend.to_numpy(stop)
-    given = stop if array is None else array
-    if isinstance(given, np.ndarray) and given.ndim <= 1:
-        given = given.reshape(-1).tolist()
-    found = [] if given is None else [given] if isinstance(given, Integral) else given
-    if not isinstance(found, Sequence | Set) or not all(map(_is_stop, found)):
-        raise IsomorphError("E_ARGUMENT", f"stop must be an id or several, from 0, got {shorten(stop)}")
-    return np.array(sorted(map(int, found)), dtype=np.int64)
-
-
-def _is_stop(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= _LARGEST_ID
-
-
 def _check_length(layout: Layout, prompt: Prompt, new: int) -> None:
     """The last id that is added is not read, so it needs no position."""
     if layout.limit is None or not len(prompt.ids):
@@ -337,22 +379,13 @@ def _named(layout: Layout, inputs: Mapping[str, Any] | None) -> Mapping[str, Any
     return found
 
 
-def _run(
-    model: Any,
-    backend: DecodingBackend,
-    layout: Layout,
-    prompt: Prompt,
-    max_new_tokens: int,
-    sampling: Sampling,
-    stops: Array,
-    inputs: Mapping[int, Any],
-    chunk: int,
-) -> Iterator[Array]:
+def _run(text: _Text) -> Iterator[Array]:
+    model, backend, layout, prompt, inputs, steps, chooser, chunk = text
     B, T = prompt.ids.shape
-    if not max_new_tokens:
+    if not steps:
         return
     if not B:
-        for _ in range(max_new_tokens):
+        for _ in range(steps):
             yield np.zeros(0, dtype=np.int64)
         return
     ahead = int(prompt.pads.min())  # a filling that all rows have is none
@@ -360,19 +393,15 @@ def _run(
     slots = backend.slots(T - ahead, chunk)
     ids = np.pad(ids, ((0, 0), (slots - ids.shape[1], 0)), constant_values=_FILL)
     pads = pads + (slots - (T - ahead))
-    decoder = backend.start(model, layout, slots + min(max_new_tokens, _FIRST_ROOM), pads, inputs)
+    decoder = backend.start(model, layout, slots + min(steps, _FIRST_ROOM), pads, inputs)
     logits = None
     for first in range(0, slots, chunk):
         logits = decoder.feed(ids[:, first : first + chunk], wanted=first + chunk >= slots)
-    ended: Array = np.full(B, -1, dtype=np.int64)  # what a row that has ended repeats
-    for step in range(max_new_tokens):
+    for step in range(steps):
         assert logits is not None
-        new = sampling.choose(logits, step)
-        if len(stops):
-            new = np.where(ended >= 0, ended, new)
-            ended = np.where(np.isin(new, stops), new, ended)
+        new = chooser.choose(logits, step)
         yield new.copy()  # a reader may change it
-        if step + 1 == max_new_tokens or (len(stops) and (ended >= 0).all()):
+        if step + 1 == steps or chooser.ended:
             return
         logits = decoder.feed(_known(new, layout)[:, None], wanted=True)
 

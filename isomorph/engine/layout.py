@@ -7,7 +7,7 @@ its node. Nothing here knows an operator, so that one of someone else's is found
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 from isomorph.backends.decoding import Layout, Narrowing
@@ -20,15 +20,24 @@ from isomorph.resolver.dimensions import Affine, show_shape, symbols_of
 _INTEGERS = ("int64", "int32")
 
 
-@lru_cache(maxsize=32)
-def decoding_layout(plan: Plan) -> Layout:
+def decoding_layout(plan: Plan, given: Collection[str] = ()) -> Layout:
     """How a plan generates text.
 
+    Args:
+        plan: the network.
+        given: names of inputs that are given whole. Of several that could be ids, as those of an encoder and of a
+            decoder over text, the one that is left grows.
+
     Raises:
-        IsomorphError: E_ARGUMENT when it has no input of ids or no scores at every position, when its ids cannot
-            have every length, or when a node lets a position see later ones, or rows of a batch each other.
+        IsomorphError: E_ARGUMENT when it has no input of ids or no scores at every position, when several inputs
+            could be the ids, when they cannot have every length, or when a node lets a position see later ones,
+            or rows of a batch each other.
     """
-    tokens = _token_input(plan)
+    return _layout(plan, _token_input(plan, given))
+
+
+@lru_cache(maxsize=32)
+def _layout(plan: Plan, tokens: int) -> Layout:
     _check_dimensions(plan, tokens)
     followed = Followed(plan, tokens)
     try:
@@ -44,21 +53,29 @@ def decoding_layout(plan: Plan) -> Layout:
     return layout
 
 
-def _token_input(plan: Plan) -> int:
-    found = [
+def _token_input(plan: Plan, given: Collection[str]) -> int:
+    """The input that grows, as an index into the plan's."""
+    possible = [
         index
         for index, (_, value) in enumerate(plan.inputs)
         if plan.values[value].dtype in _INTEGERS and len(plan.values[value].shape) == 2
     ]
-    if len(found) == 1:
-        return found[0]
-    several = ", ".join(plan.inputs[index][0] for index in found)
-    problem = f"it has several inputs that could be ids: {several}" if found else "it has no input of ids"
-    raise IsomorphError(
-        "E_ARGUMENT",
-        f"the network cannot generate text: {problem}",
-        hints=['one input is expected to be ids [B, T]: ids = input("B", "T", dtype="int64")'],
-    )
+    if len(possible) == 1:
+        return possible[0]
+    names = [plan.inputs[index][0] for index in possible]
+    left = [index for index, name in zip(possible, names, strict=True) if name not in given]
+    if len(left) == 1:
+        return left[0]
+    if not possible:
+        problem = "it has no input of ids"
+        hint = 'one input is expected to be ids [B, T]: ids = input("B", "T", dtype="int64")'
+    elif left:
+        problem = f"it has several inputs that could be ids: {', '.join(plan.inputs[i][0] for i in left)}"
+        hint = f'give all but one by name, as in inputs={{"{plan.inputs[left[0]][0]}": ...}}'
+    else:
+        problem = f"all its inputs that could be ids are given by name: {', '.join(names)}"
+        hint = "leave out the one whose ids are continued"
+    raise IsomorphError("E_ARGUMENT", f"the network cannot generate text: {problem}", hints=[hint])
 
 
 def _check_dimensions(plan: Plan, tokens: int) -> None:

@@ -99,6 +99,11 @@ def load_notes(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> dic
     return notes
 
 
+def holds_plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> bool:
+    """Whether a safetensors file was written by :func:`save`; E_CHECKPOINT when it cannot be read."""
+    return PLAN_KEY in _metadata(path_text(path, "the model's path"))
+
+
 def _metadata(name: str) -> dict[str, str]:
     """The texts in a file's header; E_CHECKPOINT when it cannot be read."""
     from safetensors import SafetensorError, safe_open

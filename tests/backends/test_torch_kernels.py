@@ -10,7 +10,7 @@ import pytest
 
 import isomorph as iso
 from isomorph.backends.bounds import numeric_bound
-from isomorph.engine.sampling import Sampling
+from isomorph.engine.sampling import Chooser
 from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")
@@ -114,7 +114,7 @@ def test_a_row_may_be_computed_several_times(fresh, monkeypatch):
         texts.append(compose(*told, **named))
         return texts[-1]
 
-    monkeypatch.setattr(Sampling, "choose", choose)
+    monkeypatch.setattr(Chooser, "choose", choose)
     monkeypatch.setattr(engine_decoding, "compose", composed)
     monkeypatch.setattr(kernels, "prefers_onednn", lambda *told: True)
     monkeypatch.setattr(kernels, "_gains_from_more_rows", lambda *told: many)

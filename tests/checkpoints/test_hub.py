@@ -20,7 +20,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 
 SIZES = {"vocab_size": 7, "n_positions": 5, "n_embd": 4, "n_layer": 1, "n_head": 2}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SMALL = ["config.json", "adapter_config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"]
+SMALL = ["config.json", "adapter_config.json", "generation_config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"]
 
 
 @pytest.fixture
@@ -70,7 +70,9 @@ def test_one_file_of_weights(directory, calls):
     again, found = iso.import_checkpoint(directory)
     assert again == plan and same(found, weights)
     snapshot = Path(local_directory("hf:owner/name"))
-    assert sorted(path.name for path in snapshot.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in snapshot.iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors",
+    ]  # fmt: skip
 
 
 def test_shards_are_those_of_the_index_and_of_the_first_answers_commit(directory, calls):

@@ -93,7 +93,8 @@ def test_f7_tensors_of_an_adapter_inside_the_file_are_refused(directory):
 
 
 def test_f7_whatever_is_left_is_told(directory, capsys, tmp_path):
-    assert left(directory) == ["left: settings of generation: generation_config.json"]
+    assert left(directory) == []
+    (directory / "generation_config.json").write_text('{"num_beams": 4, "top_k": 5}')
     arrays = load_file(directory / "model.safetensors")
     save_file(arrays | {"transformer.h.0.attn.bias": np.zeros(1)}, directory / "model.safetensors")
     change(directory, my_trainer={"steps": 3})
@@ -112,7 +113,7 @@ def test_f7_whatever_is_left_is_told(directory, capsys, tmp_path):
         "left: keys of config.json that gpt2 does not read: my_trainer",
         "left: tensors that GPT2LMHeadModel does not compute with: h.{i}.attn.bias",
         "left: other weights (read: model.safetensors): model.safetensors.index.json, pytorch_model.bin",
-        "left: settings of generation: generation_config.json",
+        "left: settings of generation that are not followed: num_beams 4",
         "left: a chat template (prompts are taken as they are): tokenizer_config.json",
         "left: adapters: helper",
         "left: other files: vocab.json",

@@ -111,3 +111,36 @@ def test_a_transcription_is_the_peers(tmp_path):
         ids = torch.cat((ids, scores.argmax(-1, keepdim=True)), 1)
     found = iso.generate(iso.torch.build(plan, weights), ids[:, :2], 10, inputs={"features": features})
     assert found.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_f10_ids_under_every_setting_are_the_peers(name, tmp_path):
+    """The peer counts a filling among the n-grams, so each row is compared alone, and the batch without n-grams."""
+    peer = published(name, tmp_path)
+    plan, weights = iso.import_checkpoint(tmp_path)
+    model = iso.torch.build(plan, weights)
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7]]
+    ids, mask = torch.tensor([prompts[0], [0] * 7 + prompts[1]]), torch.tensor([[1] * 9, [0] * 7 + [1, 1]])
+    told = {
+        "repetition_penalty": 1.4, "suppress_tokens": [11, 30], "begin_suppress_tokens": [17, 20, 21],
+        "bad_words_ids": [[8], [6, 5, 40]], "min_new_tokens": 3, "eos_token_id": [5, 6, 7, 12], "forced_eos_token_id": 44,
+    }  # fmt: skip
+    asked = {
+        "repetition_penalty": 1.4, "suppress": [11, 30], "begin_suppress": [17, 20, 21], "banned": [[8], [6, 5, 40]],
+        "min_new_tokens": 3, "stop": [5, 6, 7, 12], "forced_end": 44,
+    }  # fmt: skip
+
+    def of_peer(rows: Any, shown: Any, **more: Any) -> list[list[int]]:
+        return peer.generate(
+            rows, attention_mask=shown, max_new_tokens=20, do_sample=False, pad_token_id=0, **told, **more
+        ).tolist()
+
+    found = iso.generate(model, prompts, 20, **asked).tolist()
+    for row, other in zip(found, of_peer(ids, mask), strict=True):
+        end = next((i for i in range(9, len(row)) if row[i] in asked["stop"]), len(row) - 1) + 1
+        assert row[:end] == other[:end] and all(token == 0 for token in other[end:])
+    for prompt in prompts:
+        for size in (2, 3):
+            alone = torch.tensor([prompt])
+            expected = of_peer(alone, torch.ones_like(alone), no_repeat_ngram_size=size)[0]
+            assert iso.generate(model, prompt, 20, no_repeat_ngram=size, **asked).tolist() == expected

@@ -10,15 +10,23 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.engine.sampling import Sampling
+from isomorph.engine.sampling import Chooser
+from isomorph.engine.settings import GenerationSettings
 
 # ln of 1, 2, 4, 8 : probabilities 1/15, 2/15, 4/15, 8/15
 SCORES = np.log([[1.0, 2.0, 4.0, 8.0]])
 
 
+def choose(settings: dict[str, Any], scores: Any, step: int = 0, rows: Any = None) -> np.ndarray:
+    """One step behind prompts of one id, or of some."""
+    scores = np.asarray(scores)
+    given = [np.zeros(1, np.int64)] * len(scores) if rows is None else rows
+    return Chooser(GenerationSettings(**settings), given, scores.shape[1], 9).choose(scores, step)
+
+
 def frequencies(sampling: dict[str, Any], scores: Any = SCORES, draws: int = 4000) -> np.ndarray:
     rows = np.repeat(scores, draws, axis=0)
-    return np.bincount(Sampling(**sampling).choose(rows, 0), minlength=scores.shape[1]) / draws
+    return np.bincount(choose(sampling, rows), minlength=scores.shape[1]) / draws
 
 
 @pytest.mark.parametrize(
@@ -47,23 +55,23 @@ def test_tx5_how_often_each_id_is_drawn(sampling, expected):
 
 def test_equal_scores_go_to_the_lower_id():
     scores = np.array([[1.0, 3.0, 3.0, 2.0]])
-    assert Sampling().choose(scores, 0).tolist() == [1]
-    assert Sampling(temperature=1.0, top_k=1).choose(scores, 0).tolist() == [1]
+    assert choose({}, scores, 0).tolist() == [1]
+    assert choose({"temperature": 1.0, "top_k": 1}, scores, 0).tolist() == [1]
 
 
 def test_draws_depend_on_seed_and_step_and_row():
     scores = np.zeros((8, 1000))
-    first = Sampling(temperature=1.0, seed=1).choose(scores, 0)
-    assert (first == Sampling(temperature=1.0, seed=1).choose(scores, 0)).all()
-    assert (first != Sampling(temperature=1.0, seed=2).choose(scores, 0)).any()
-    assert (first != Sampling(temperature=1.0, seed=1).choose(scores, 1)).any()
+    first = choose({"temperature": 1.0, "seed": 1}, scores, 0)
+    assert (first == choose({"temperature": 1.0, "seed": 1}, scores, 0)).all()
+    assert (first != choose({"temperature": 1.0, "seed": 2}, scores, 0)).any()
+    assert (first != choose({"temperature": 1.0, "seed": 1}, scores, 1)).any()
     assert len(set(first.tolist())) > 1
 
 
 def test_ids_that_cannot_come_are_never_drawn():
     scores = np.array([[-np.inf, 0.0, -np.inf, 1.0]])
-    assert set(Sampling(temperature=5.0, top_k=4).choose(np.repeat(scores, 500, 0), 0)) == {1, 3}
-    assert Sampling(temperature=1.0).choose(np.array([[0.0, np.inf]]), 0).tolist() == [1]
+    assert set(choose({"temperature": 5.0, "top_k": 4}, np.repeat(scores, 500, 0), 0)) == {1, 3}
+    assert choose({"temperature": 1.0}, np.array([[0.0, np.inf]]), 0).tolist() == [1]
 
 
 @pytest.mark.parametrize("row", [[0.0, np.nan], [-np.inf, -np.inf]])
@@ -71,7 +79,7 @@ def test_ids_that_cannot_come_are_never_drawn():
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, ml_dtypes.bfloat16])
 def test_scores_that_mean_nothing(row, temperature, dtype):
     with pytest.raises(iso.IsomorphError) as caught:
-        Sampling(temperature=temperature).choose(np.array([[0.0, 1.0], row], dtype), 0)
+        choose({"temperature": temperature}, np.array([[0.0, 1.0], row], dtype), 0)
     assert str(caught.value) == (
         "E_RUNTIME: row 1: the scores of the next id hold NaN or are all minus infinity\n"
         "  the weights are damaged, or the dtype is too narrow for this network"
@@ -94,5 +102,5 @@ def test_scores_that_mean_nothing(row, temperature, dtype):
 )
 def test_arguments_out_of_range(arguments, message):
     with pytest.raises(iso.IsomorphError) as caught:
-        Sampling(**arguments)
+        GenerationSettings(**arguments)
     assert (caught.value.code, caught.value.message) == ("E_ARGUMENT", message)
