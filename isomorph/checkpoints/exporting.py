@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ import numpy as np
 
 from isomorph.checkpoints.families import Match, recognize
 from isomorph.checkpoints.family import Family, Handled, Row, each_layer, nested, their_shape, to_theirs
+from isomorph.checkpoints.generation import generation_bytes
 from isomorph.checkpoints.notes import TOKEN_IDS, class_names_of, token_id_of
 from isomorph.checkpoints.sentence import MODULES, write_sentence
-from isomorph.checkpoints.source import CONFIGURATION, SAFETENSORS
+from isomorph.checkpoints.source import CONFIGURATION, GENERATION, SAFETENSORS
 from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.paths import TOKENIZER, path_text
 from isomorph.plan import DTYPE_BYTES, Plan
@@ -39,10 +41,13 @@ MOST_SHARD_BYTES = 5_000_000_000
 _MOST_LISTED = 20
 _SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 _METADATA = {"format": "pt", "isomorph.export": "1"}
+_GENERATION_KEY = "isomorph.export.generation"
+"""In the header of an export's weights: the digest of the settings of generation that were written beside them."""
 _FOREIGN = re.compile(
     r"generation_config\.json|pytorch_model.*\.bin(\.index\.json)?|adapter_(config|model)\..*|(tf|flax)_model.*"
 )
-"""What loaders read beside ``config.json`` and ``model.safetensors``, or instead, and no export writes."""
+"""What loaders read beside ``config.json`` and ``model.safetensors``, or instead, and no export writes; settings of generation
+it does write, where the model has some."""
 
 
 def export_checkpoint(
@@ -67,8 +72,9 @@ def export_checkpoint(
         weights: arrays by parameter path, such as a backend's ``weights(model)``.
         max_shard_bytes: weights that take more are cut in files of at most so many bytes of arrays, with an
             index; a larger array has a file for itself.
-        notes: ids of special tokens and names of classes, as :func:`isomorph.weights.file.load_notes` gives
-            them; those that do not fit the network are left out, as if they were not known.
+        notes: ids of special tokens, names of classes and settings of generation, as
+            :func:`isomorph.weights.file.load_notes` gives them; ids and names that do not fit the network are left
+            out, as if they were not known.
         tokenizer: the content of a ``tokenizer.json`` to write beside; one that is there is kept without it.
 
     Returns:
@@ -93,13 +99,18 @@ def export_checkpoint(
     found = {path: to_array(path, array) for path, array in owned_weights(plan, weights).items()}
     target = Path(path_text(directory, "the directory's path"))
     text = json.dumps(_configuration(plan, match, notes or {}), indent=2, sort_keys=True) + "\n"
+    generation = generation_bytes(notes or {}) if match.family.has_tokens else None
     staged = target / f".export.{secrets.token_hex(8)}.tmp"
     try:
         target.mkdir(parents=True, exist_ok=True)
         _refuse_foreign_model(target, tokenizer)
         staged.mkdir()
         try:
-            _write_weights(staged, plan, match, found, max_shard_bytes)
+            metadata = _METADATA
+            if generation is not None:
+                atomic_write(staged / GENERATION, generation)
+                metadata = {**_METADATA, _GENERATION_KEY: sha256(generation).hexdigest()}
+            _write_weights(staged, plan, match, found, max_shard_bytes, metadata)
             if pooling := match.options.get("pooling"):
                 write_sentence(staged, pooling, match.options["normalize"], match.options["hidden_size"])
             if tokenizer is not None:
@@ -125,6 +136,8 @@ def _refuse_foreign_model(target: Path, tokenizer: bytes | None) -> None:
         if tokenizer is not None and TOKENIZER in names and (target / TOKENIZER).read_bytes() != tokenizer:
             foreign.add(TOKENIZER)
     foreign |= {name for name in names if _FOREIGN.fullmatch(name)}
+    if GENERATION in foreign and _wrote_generation(target, weights):
+        foreign.remove(GENERATION)
     if foreign:
         raise IsomorphError(
             "E_CHECKPOINT",
@@ -141,22 +154,36 @@ def _are_weights(name: str) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
+    return _metadata(path).items() >= _METADATA.items()
+
+
+def _wrote_generation(target: Path, weights: Sequence[str]) -> bool:
+    """Whether the settings of generation are those that an export wrote with its weights."""
+    path = target / GENERATION
+    if not path.is_file():
+        return False
+    digest = sha256(path.read_bytes()).hexdigest()
+    return any(_metadata(target / name).get(_GENERATION_KEY) == digest for name in weights)
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """The texts in a file's header; none where it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         if not path.is_file():  # a pipe would be waited for
-            return False
+            return {}
         with safe_open(path, framework="numpy") as file:
-            return (file.metadata() or {}).items() >= _METADATA.items()
+            return file.metadata() or {}
     except (SafetensorError, OSError):
-        return False
+        return {}
 
 
 def _replace(staged: Path, target: Path) -> None:
     """Put the written files in the place of an earlier export's."""
     (target / CONFIGURATION).unlink(missing_ok=True)
     sync_directory(target)
-    for name in (MODULES, INDEX):  # before the weights, by which they are known to be an export's
+    for name in (MODULES, INDEX, GENERATION):  # before the weights, by which they are known to be an export's
         (target / name).unlink(missing_ok=True)
     sync_directory(target)
     for file in target.iterdir():
@@ -178,7 +205,12 @@ def _replace(staged: Path, target: Path) -> None:
 
 
 def _write_weights(
-    directory: Path, plan: Plan, match: Match, weights: Mapping[str, np.ndarray], most: int
+    directory: Path,
+    plan: Plan,
+    match: Match,
+    weights: Mapping[str, np.ndarray],
+    most: int,
+    metadata: Mapping[str, str],
 ) -> None:
     """One file, or several and an index; a file's tensors are in memory while it is written."""
     family, options = match.family, match.options
@@ -200,12 +232,12 @@ def _write_weights(
     } | {name: _bytes(plan, shape) for name, shape in zeros.items()}
     shards = _shards(sizes, most)
     if len(shards) == 1:
-        write_safetensors(directory / SAFETENSORS, {name: make(name) for name in shards[0]}, _METADATA)
+        write_safetensors(directory / SAFETENSORS, {name: make(name) for name in shards[0]}, metadata)
         return
     places = {}
     for i, names in enumerate(shards, 1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(directory / file, {name: make(name) for name in names}, _METADATA)
+        write_safetensors(directory / file, {name: make(name) for name in names}, metadata)
         places |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
     atomic_write(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from isomorph.checkpoints.sentence import MODULES, POOLING_DIRECTORY
-from isomorph.checkpoints.source import ADAPTER, CONFIGURATION, GENERATION, PICKLED, SAFETENSORS, indexed_names
+from isomorph.checkpoints.source import (
+    ADAPTER,
+    CONFIGURATION,
+    GENERATION,
+    PICKLED,
+    SAFETENSORS,
+    indexed_names,
+)
 from isomorph.errors import IsomorphError, shorten
 from isomorph.paths import TOKENIZER, path_text
 

@@ -14,7 +14,14 @@ from isomorph.checkpoints.family import Family, Options, passed_over
 from isomorph.checkpoints.generation import settings_of
 from isomorph.checkpoints.notes import notes_of
 from isomorph.checkpoints.sentence import MODULES
-from isomorph.checkpoints.source import CONFIGURATION, GENERATION, Checkpoint, adapters_below, generation_of, read_json
+from isomorph.checkpoints.source import (
+    CONFIGURATION,
+    GENERATION,
+    Checkpoint,
+    adapters_below,
+    generation_of,
+    read_json,
+)
 from isomorph.errors import IsomorphError, shown
 from isomorph.paths import TOKENIZER
 

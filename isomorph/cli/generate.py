@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from isomorph.cli.network import open_network
 from isomorph.engine.layout import decoding_layout
+from isomorph.engine.settings import GenerationSettings, unfollowed_text
 from isomorph.engine.tokens import Tokenizer, open_tokenizer
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.plan import Plan
 
 BACKENDS = ("torch", "nnx", "linen")
+MAX_NEW_TOKENS = 128
+"""Where neither the command nor the model says it."""
 
 
 class Stops(NamedTuple):
@@ -28,7 +32,7 @@ def run(
     model: str,
     prompts: Sequence[str] | None,
     ids: Sequence[str] | None,
-    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
     stop: Sequence[str] | None,
     *,
     ignore_end: bool,
@@ -37,7 +41,11 @@ def run(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Generate, and print the text as it comes, or JSON at the end."""
+    """Generate, and print the text as it comes, or JSON at the end.
+
+    ``options`` are the settings of generation as they are given, None for those that are not; the model's own hold
+    besides.
+    """
     if bool(prompts) == bool(ids):
         raise IsomorphError("E_ARGUMENT", "give --prompt TEXT, or --ids 1,2,3")
     plan, weights = open_network(model)
@@ -49,6 +57,9 @@ def run(
         )
     path = Path(model)
     home = path if path.is_dir() else path.parent
+    settings = _settings(
+        path / "model.safetensors" if path.is_dir() else path, options, ignore_end=ignore_end
+    )
     vocabulary = decoding_layout(plan).vocabulary
     tokenizer = open_tokenizer(home, vocabulary) if prompts or stop else None
     if prompts:
@@ -57,13 +68,33 @@ def run(
         given = [tokenizer.encode(text) for text in prompts]
     else:
         given = [_read_ids(text) for text in ids or ()]
-    ends = () if ignore_end else _ends(path / "model.safetensors" if path.is_dir() else path)
-    stops = Stops(ends, tuple(text for text in stop or () if text))
+    stops = Stops(settings.stop, tuple(text for text in stop or () if text))
     built = _build(plan, weights, backend, device)
+    if settings.unfollowed and not quiet:
+        print(unfollowed_text(settings), file=sys.stderr)
+    settings = replace(settings, unfollowed=())  # it was told
     if len(given) > 1 or json or tokenizer is None:
         _whole(built, given, prompts, tokenizer, settings, stops, json=json)
     else:
         _streamed(built, given[0], prompts, tokenizer, settings, stops, quiet=quiet)
+
+
+def _settings(path: Path, options: Mapping[str, Any], *, ignore_end: bool) -> GenerationSettings:
+    """The model's settings, with what is given in their places."""
+    from isomorph.checkpoints.generation import settings_of
+    from isomorph.weights.file import load_notes
+
+    given = {
+        name: _READERS.get(name, _as_it_is)(value) for name, value in options.items() if value is not None
+    }
+    if ignore_end:
+        given["stop"] = ()
+    if "max_length" in given:
+        given.setdefault("max_new_tokens", None)  # the model's number does not count
+    settings = settings_of(load_notes(path)).changed(given)
+    if settings.max_new_tokens is None and settings.max_length is None:
+        settings = replace(settings, max_new_tokens=MAX_NEW_TOKENS)
+    return settings
 
 
 def _standard_input() -> str:
@@ -76,20 +107,63 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _read_ids(text: str) -> list[int]:
+def _read_ids(text: str, option: str = "--ids") -> list[int]:
     parts = text.replace(",", " ").split()
-    if not parts or not all(part.isdecimal() and len(part) < 19 for part in parts):
-        raise IsomorphError("E_ARGUMENT", f"--ids are written as 1,2,3, got {shorten(text)}")
+    if not parts or not all(map(_is_number, parts)):
+        raise IsomorphError("E_ARGUMENT", f"{option} are written as 1,2,3, got {shorten(text)}")
     return [int(part) for part in parts]
 
 
-def _ends(path: Path) -> tuple[int, ...]:
-    """The ids with which the model's texts end, as its file notes them."""
-    from isomorph.weights.file import load_notes
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) < 19
 
-    noted = load_notes(path).get("eos_token_id")
-    found = noted if isinstance(noted, list) else [noted]
-    return tuple(token for token in found if type(token) is int)
+
+def _reader_of_ids(option: str) -> Callable[[str], list[int]]:
+    return lambda text: _read_ids(text, option) if text.strip() else []
+
+
+def _read_forced(text: str) -> list[list[int]]:
+    pairs = [part.split(":") for part in text.replace(",", " ").split()]
+    if not all(len(pair) == 2 and all(map(_is_number, pair)) for pair in pairs):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"--forced is written as 1:50259,2:50359, got {shorten(text)}",
+            hints=["POSITION:ID; the prompt's first id has position 0"],
+        )
+    return [[int(position), int(token)] for position, token in pairs]
+
+
+def _read_seed(text: str) -> Any:
+    """``5``, or for every prompt its own, ``5,7`` or ``5:0,5:1``."""
+    seeds = [part.split(":") for part in text.split(",")]
+    if not all(
+        len(seed) < 3 and all(one.isdecimal() and one.isascii() and len(one) < 40 for one in seed)
+        for seed in seeds
+    ):
+        raise IsomorphError(
+            "E_ARGUMENT",
+            f"--seed is written as 5, or as 5,7 for two prompts, got {shorten(text)}",
+            hints=["5:1 seeds a prompt as the second one of --seed 5"],
+        )
+    numbers = [tuple(int(one) for one in seed) for seed in seeds]
+    if len(numbers) == 1 and len(numbers[0]) == 1:
+        return numbers[0][0]
+    return [seed if len(seed) == 2 else seed[0] for seed in numbers]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "suppress": _reader_of_ids("--suppress"),
+    "begin_suppress": _reader_of_ids("--begin-suppress"),
+    "forced_end": _reader_of_ids("--forced-end"),
+    "banned": lambda texts: [_read_ids(text, "--banned") for text in texts],
+    "forced": _read_forced,
+    "seed": _read_seed,
+}
+"""How the settings are written that are no number."""
 
 
 def _build(plan: Plan, weights: Mapping[str, Any], backend: str | None, device: str | None) -> Any:
@@ -161,14 +235,14 @@ def _streamed(
     ids: list[int],
     prompts: Sequence[str] | None,
     tokenizer: Tokenizer,
-    settings: Mapping[str, Any],
+    settings: GenerationSettings,
     stops: Stops,
     *,
     quiet: bool,
 ) -> None:
     from isomorph.engine.generation import stream
 
-    steps = stream(built, ids, stop=stops.ids, **settings)  # before anything is printed: it may refuse
+    steps = stream(built, ids, settings=settings)  # before anything is printed: it may refuse
     if not quiet:
         sys.stdout.write(_printable(prompts[0]) if prompts else "")
         sys.stdout.flush()
@@ -183,7 +257,7 @@ def _whole(
     given: list[list[int]],
     prompts: Sequence[str] | None,
     tokenizer: Tokenizer | None,
-    settings: Mapping[str, Any],
+    settings: GenerationSettings,
     stops: Stops,
     *,
     json: bool,
@@ -191,7 +265,7 @@ def _whole(
     """All prompts as one batch."""
     from isomorph.engine.generation import generate
 
-    whole = generate(built, given, stop=stops.ids, **settings)
+    whole = generate(built, given, settings=settings)
     longest = max(len(row) for row in given)
     found = []
     for index, (row, prompt) in enumerate(zip(whole[:, longest:].tolist(), given, strict=True)):

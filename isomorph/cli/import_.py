@@ -2,7 +2,7 @@
 
 ``-o MODEL.safetensors`` writes the model, and beside it ``MODEL.net``, the same definition as text to read and
 edit; ``-o DIR`` writes ``DIR/model.safetensors`` and ``DIR/model.net``. A ``tokenizer.json`` of the checkpoint is
-copied beside them; ids of special tokens and names of classes go into the model's notes.
+copied beside them; ids of special tokens, names of classes and settings of generation go into the model's notes.
 
 Nothing that somebody made is overwritten: neither an edited definition, unless ``--force`` says so, nor another
 model's tokenizer. Of an earlier import the definition goes first where it is another one, then the model is
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from isomorph.checkpoints.hub import local_directory
 from isomorph.checkpoints.importing import import_checkpoint
 from isomorph.checkpoints.notes import notes_of
-from isomorph.checkpoints.source import configuration_of, tokenizer_of
+from isomorph.checkpoints.source import configuration_of, generation_of, tokenizer_of
 from isomorph.errors import IsomorphError
 from isomorph.paths import TOKENIZER, path_text
 from isomorph.weights.atomic import atomic_write
@@ -45,7 +45,8 @@ def run(source: str, out: str, dtype: str | None, *, force: bool = False, json: 
         target = _target(directory, path_text(out, "-o"))
     left: list[str] = []
     plan, weights = import_checkpoint(directory, dtype=dtype, report=left.append)
-    notes, tokenizer = notes_of(configuration_of(directory)), tokenizer_of(directory)
+    generation, tokenizer = generation_of(directory), tokenizer_of(directory)
+    notes = notes_of(configuration_of(directory), generation)
     text = plan.definition.encode()
     with _told(out):
         _check_tokenizer(target, tokenizer)

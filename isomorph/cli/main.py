@@ -237,13 +237,60 @@ def generate(
     ids: Annotated[
         list[str] | None, typer.Option("--ids", help="Ids to continue instead, as in 1,2,3; repeatable.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most ids added.")] = 128,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", "-n", help="The most ids added [128].")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="The same with the prompt counted.")
+    ] = None,
+    min_new_tokens: Annotated[
+        int | None, typer.Option("--min-new-tokens", help="No end of text before so many [0].")
+    ] = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0 takes the highest score; else ids are drawn.")
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Draw from that many only; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest that reach it.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draws; equal in every backend.")] = 0,
+        float | None,
+        typer.Option("--temperature", "-t", help="0 takes the highest score; else ids are drawn [0]."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Draw from that many only; 0: all [0].")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Draw from the likeliest that reach it [1].")
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p", help="Draw from ids at least so many times as probable as the likeliest [0]."
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option("--repetition-penalty", help="Above 1: ids of the text come less [1].")
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None, typer.Option("--no-repeat-ngram", help="No so many ids in a row come twice; 0: any [0].")
+    ] = None,
+    suppress: Annotated[
+        str | None, typer.Option("--suppress", metavar="IDS", help="Never come, as in 1,2,3.")
+    ] = None,
+    begin_suppress: Annotated[
+        str | None, typer.Option("--begin-suppress", metavar="IDS", help="Do not come first.")
+    ] = None,
+    banned: Annotated[
+        list[str] | None,
+        typer.Option("--banned", metavar="IDS", help="Never come in this order; repeatable."),
+    ] = None,
+    forced: Annotated[
+        str | None,
+        typer.Option("--forced", metavar="POSITION:ID", help="Come at positions of the text, as in 1:7,2:9."),
+    ] = None,
+    forced_end: Annotated[
+        str | None, typer.Option("--forced-end", metavar="ID", help="Comes last, at the most ids added.")
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            "--seed", help="Of the draws; equal in every backend. 5,7: of each prompt; 5:1: of its row [0]."
+        ),
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends it; repeatable.")
     ] = None,
@@ -262,14 +309,18 @@ def generate(
     """Continue a text with a saved model.
 
     Text is turned into ids by the tokenizer.json beside the model, and for a network over 256 ids into bytes.
+    An imported model's own settings of generation hold where none are given.
     """
     from isomorph.cli.generate import run
 
-    settings = {
-        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
+    options = {
+        "max_new_tokens": max_new_tokens, "max_length": max_length, "min_new_tokens": min_new_tokens,
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "no_repeat_ngram": no_repeat_ngram, "suppress": suppress,
+        "begin_suppress": begin_suppress, "banned": banned, "forced": forced, "forced_end": forced_end, "seed": seed,
     }  # fmt: skip
     run(
-        model, prompt, ids, settings, stop,
+        model, prompt, ids, options, stop,
         ignore_end=ignore_end, backend=backend, device=device, json=json, quiet=quiet,
     )  # fmt: skip
 

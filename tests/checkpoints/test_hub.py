@@ -20,7 +20,14 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 
 SIZES = {"vocab_size": 7, "n_positions": 5, "n_embd": 4, "n_layer": 1, "n_head": 2}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SMALL = ["config.json", "adapter_config.json", "generation_config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"]
+SMALL = [
+    "config.json",
+    "adapter_config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "modules.json",
+    "1_Pooling/config.json",
+]
 
 
 @pytest.fixture
