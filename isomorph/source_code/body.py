@@ -56,7 +56,7 @@ class Body:
         self.primitives: set[str] = set()
         self._names: dict[int, str] = {}  # of the values that are still read
         self._symbols: dict[str, str] = {}
-        self._taken = {*taken, *framework.reserved}
+        self._taken = set(taken)
         self._stated = {id(value) for value in stated}
         self._uses: list[Counter[int]] = []  # reads to come, of each block from the outermost inwards
         self._waiting: dict[int, Step] = {}
@@ -71,16 +71,19 @@ class Body:
                 for symbol in size.symbols if isinstance(size, Size) else ():
                     self._symbol(symbol)
         for name, value in named.items():
-            while name in self._taken or name in self._names.values():
+            while self._is_taken(name) or name in self._names.values():
                 name += "_"
             self._names[id(value)] = name
             self._inputs.append((name, value))
         return [name for name, _ in self._inputs]
 
+    def _is_taken(self, name: str) -> bool:
+        return name in self._taken or self.framework.claims(name)
+
     def _symbol(self, symbol: str) -> str:
         if symbol not in self._symbols:
             name = symbol
-            while name in self._taken:
+            while self._is_taken(name):
                 name += "_"
             self._symbols[symbol] = name
             self._taken.add(name)
@@ -213,7 +216,7 @@ class Body:
         live = set(self._names.values())
         hint = re.sub(r"\W", "", value.hint)
         for name in (hint, *(name for name in reusable if len(name) == 1)):
-            if name and name not in self._taken and name not in live:
+            if name and not self._is_taken(name) and name not in live:
                 return name
         return self._fresh()
 
@@ -231,6 +234,7 @@ class Body:
     def _loop(self, loop: Loop) -> None:
         """``for i in range(12):`` with every carried value under one name."""
         names = self._carried_names(loop)
+        begun = len(self.lines)
         self._line(f"for {loop.variable} in range({loop.times}):")
         self.depth += 1
         results = [result for *_, result in loop.carried]
@@ -245,6 +249,8 @@ class Body:
         moved = [(name, old) for name, old in zip(names, now, strict=True) if name != old]
         if moved:
             self._line(f"{', '.join(a for a, _ in moved)} = {', '.join(b for _, b in moved)}")
+        if len(self.lines) == begun + 1:
+            del self.lines[begun]  # it changes nothing
         self._uses.pop()
         self.depth -= 1
         for value in reads(loop):
@@ -278,7 +284,7 @@ class Body:
         """A plain name that no value has."""
         live = set(self._names.values())
         numbered = (f"x{number}" for number in itertools.count(2))
-        return next(n for n in itertools.chain(NAMES, numbered) if n not in live and n not in self._taken)
+        return next(n for n in itertools.chain(NAMES, numbered) if n not in live and not self._is_taken(n))
 
     def _line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)

@@ -67,6 +67,7 @@ class ClassWriter:
         instance = self.kind.instances[0]
         operator = self.kind.operator
         parts = {*instance.children, *operator_parameters(instance)}
+        parts |= self.framework.attributes
         self._attributes = {n: n if n not in parts else f"{n}_value" for n, _ in self.kind.arguments}
         body = self._body()
         names = body.inputs(instance.inputs)
@@ -94,7 +95,7 @@ class ClassWriter:
             remark=self._remark,
             called=self._called,
             require=self.require,
-            taken=[*self._taken, "self"],
+            taken=self._taken,
         )
 
     def _called(self, step: Step) -> str:

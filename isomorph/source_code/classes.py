@@ -4,7 +4,9 @@ arguments of its constructor.
 
 from __future__ import annotations
 
+import builtins
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,7 @@ from isomorph.source_code.framework import Framework, Native
 from isomorph.source_code.instances import Instance
 
 LARGEST_FACTOR = 8
+_BUILTINS = frozenset(dir(builtins))
 STRUCTURAL = ("axis", "axes", "index", "keepdim", "token")
 """Attributes of a step that are part of what the class does, not numbers that may differ."""
 
@@ -32,14 +35,16 @@ class Kind:
     """A class of the file.
 
     Attributes:
-        name: of the class.
         instances: the operators that it is for.
         layers: their children, by name, one mapping per instance.
+        framework: whose names no argument may have.
+        name: of the class.
         arguments: its constructor's arguments: name, and the value for each instance.
     """
 
     instances: list[Instance]
     layers: list[dict[str, Layer]]
+    framework: Framework
     name: str = ""
     arguments: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
 
@@ -56,12 +61,12 @@ class Kind:
 class Classes:
     """Sorts recorded operators into classes."""
 
-    def __init__(self, framework: Framework, dtype: str, taken: Iterable[str]) -> None:
+    def __init__(self, framework: Framework, dtype: str) -> None:
         self.framework, self.dtype = framework, dtype
         self.kinds: list[Kind] = []
         self.natives: list[Native] = []
         self._layers: dict[int, Layer] = {}
-        self._taken = set(taken)
+        self._taken: set[str] = set()
 
     def add(self, instances: Iterable[Instance]) -> None:
         """Make classes for operators and all that is inside them, children first."""
@@ -89,7 +94,7 @@ class Classes:
             groups.setdefault(self._structure(instance), []).append(instance)
         for group in groups.values():
             layers = [{n: self.layer(child) for n, child in one.children.items()} for one in group]
-            kind = Kind(group, layers)
+            kind = Kind(group, layers, self.framework)
             kind.arguments = list(_arguments(kind))
             self.kinds.append(kind)
             for instance in group:
@@ -131,7 +136,7 @@ class Classes:
                 others = [other for other in kinds if other is not kind]
                 base = _distinction(kind, others) + cls.__name__
                 name, number = base, 2
-                while name in self._taken:
+                while name in self._taken or name in _BUILTINS or self.framework.claims(name):
                     name, number = f"{base}{number}", number + 1
                 kind.name = name
                 self._taken.add(name)
@@ -205,7 +210,7 @@ def _arguments(kind: Kind) -> Iterator[tuple[str, tuple[Any, ...]]]:
         if values not in direct:
             found = combination(values, named, constants)
             if found is None:
-                needed[_plain_name(place, set(needed) | set(named.values()))] = values
+                needed[_plain_name(kind, place, set(needed) | set(named.values()))] = values
             else:
                 needed.update(found[1])
     order = {name: i for i, name in enumerate(named.values())}
@@ -216,14 +221,18 @@ def named_rows(kind: Kind) -> dict[tuple[Any, ...], str]:
     """Values that differ and have a name of the operator's own: its arguments, then its sizes."""
     operators = [instance.operator for instance in kind.instances]
     rows: dict[tuple[Any, ...], str] = {}
+    taken: set[str] = set()
     sizes = {name: "dim" if name == "D" else name.lower() for name in operators[0].sizes}
     for attribute, name in [*sizes.items(), *((name, name) for name in operators[0].arguments)]:
         values = tuple(
             operator.sizes[attribute] if attribute in operator.sizes else getattr(operator, attribute)
             for operator in operators
         )
-        if any(value != values[0] for value in values):
-            rows.setdefault(values, name)
+        if any(value != values[0] for value in values) and values not in rows:
+            while name in taken or kind.framework.claims(name):
+                name += "_"
+            taken.add(name)
+            rows[values] = name
     return rows
 
 
@@ -269,13 +278,13 @@ def shared_numbers(kind: Kind) -> list[int]:
     ]
 
 
-def _plain_name(place: Any, taken: set[str]) -> str:
-    kind, owner, position = place
-    base = f"{owner}_size" if kind in ("parameter", "child") else "size"
-    if kind == "step":
+def _plain_name(kind: Kind, place: Any, taken: set[str]) -> str:
+    what, owner, position = place
+    base = f"{owner}_size" if what in ("parameter", "child") else "size"
+    if what == "step":
         base = position if isinstance(position, str) else "size"
     name, number = base, 2
-    while name in taken:
+    while name in taken or kind.framework.claims(name):
         name, number = f"{base}{number}", number + 1
     return name
 
@@ -298,4 +307,4 @@ def _distinction(kind: Kind, others: Sequence[Kind]) -> str:
 
 
 def _camel(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
+    return "".join(word.capitalize() for word in re.split(r"[\W_]+", name))

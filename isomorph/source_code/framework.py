@@ -4,7 +4,9 @@ parameters. A subclass says all of it, and nothing else of the writer knows a fr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from isomorph.initializers import Initializer
@@ -61,6 +63,11 @@ Text = Callable[[Any], Expression]
 """From an :class:`Emit` to the expression of its step."""
 
 
+_ALWAYS = frozenset({"_", "self", "super", "range", "getattr", "setattr"})
+"""Names that every text may use."""
+_TABLE = re.compile(r"TIED|FREQUENCIES(_\d+)?")
+
+
 class Framework:
     """One framework's words."""
 
@@ -80,6 +87,24 @@ class Framework:
     """Whether the constructor draws what the definition's ``init`` says; see :meth:`drawn`."""
     primitives: ClassVar[Mapping[str, Text]]
     reserved: ClassVar[frozenset[str]]
+    """Names of what a file imports or always holds."""
+    helpers: ClassVar[frozenset[str]]
+    """Names of functions that it may have."""
+    attributes: ClassVar[frozenset[str]]
+    """Attributes of every module that an operator's argument might be called after."""
+
+    def claims(self, name: str) -> bool:
+        """Whether a file uses a name for something of its own: no tensor, length or argument can have it there.
+
+        A function of which there are several variants has a number behind its name.
+        """
+        return (
+            iskeyword(name)
+            or name in _ALWAYS
+            or name in self.reserved
+            or name.rstrip("0123456789") in self.helpers
+            or _TABLE.fullmatch(name) is not None
+        )
 
     def imports(self, body: str) -> list[str]:
         """The import lines that a file with this body needs."""

@@ -97,6 +97,8 @@ class Library:
         for index, tensor in enumerate(tensors):
             port = ports[min(index, len(ports) - 1)]
             name = f"{port.name}{index}" if port.variadic else port.name
+            while name in instance.inputs:
+                name += "_"
             slots.append(None if tensor is None else recorder.value(*tensor, hint=name))
             if slots[-1] is not None:
                 instance.inputs[name] = slots[-1]

@@ -17,6 +17,7 @@ from isomorph.source_code.record import Holder, Loop, Recorder, Step, Value, can
 from isomorph.source_code.sizes import NotSymbolic, Size, symbol
 
 COUNTERS = ("i", "j", "k", "m", "n")
+"""Names for the counters of loops, of which those are used that the network has no other use for."""
 
 
 @dataclass
@@ -73,6 +74,8 @@ class Network:
         self._recorder = Recorder(plan.dtype, keep_argument_names=False)
         self._values: dict[int, Value] = {}
         self._turns: list[_Turn] = []
+        named = {*(name for name, _ in (*plan.inputs, *plan.outputs)), *plan.symbols}
+        self.counters = tuple(name for name in COUNTERS if name not in named)
         self.stated: list[Value] = []
         self.inputs = {name: self._input(name, value) for name, value in plan.inputs}
         self.places: list[Place] = []
@@ -103,32 +106,36 @@ class Network:
         """A loop, or its repetitions one after the other where the names follow no counter."""
         counters = [(turn.period, turn.times) for turn in self._turns] + [(repeat.period, repeat.times)]
         names = [self._name(node, counters) for node in _flat(repeat.body) if self._holds(node)]
-        if None in names or len(counters) > len(COUNTERS) or not self._reads_alike(repeat, counters):
+        if None in names or len(counters) > len(self.counters) or not self._reads_alike(repeat, counters):
             items: list[Step | Loop] = []
             for number in range(repeat.times):
                 items += self._items(_shifted(repeat.body, number * repeat.period), places)
             return items
         turn = _Turn(repeat.start, repeat.period, repeat.times)
-        counter = COUNTERS[len(self._turns)]
+        counter = self.counters[len(self._turns)]
         self._turns.append(turn)
         inner: list[Place] = []
         body = self._items(repeat.body, inner)
         self._turns.pop()
+        carried = [(entry, made, self._values[result]) for result, (entry, made) in turn.inside.items()]
+        final = {} if body else _passed_on(carried, repeat.times)
         last = (repeat.times - 1) * repeat.period
-        for index in range(repeat.start, repeat.start + repeat.period):
-            first, final = self.plan.nodes[index], self.plan.nodes[index + last]
-            for one, other in zip(first.outputs, final.outputs, strict=True):
-                self._values[other] = self._values[one]
+        for node in self.plan.nodes[repeat.start : repeat.start + repeat.period]:
+            for one, other in zip(node.outputs, self.plan.nodes[node.index + last].outputs, strict=True):
+                if one in self._values:  # what a loop inside makes before its last turn is read there alone
+                    value = self._values[one]
+                    self._values[other] = final.get(id(value), value)
         if inner:
             places.append(Place(times=repeat.times, counter=counter, body=inner))
-        carried = [(entry, made, self._values[result]) for result, (entry, made) in turn.inside.items()]
-        return [Loop(repeat.times, counter, body, carried)]
+        return [Loop(repeat.times, counter, body, carried)] if body else []
 
     def _reads_alike(self, repeat: Repeat, counters: Sequence[tuple[int, int]]) -> bool:
-        """Whether what is read at its owner is the same in every repetition."""
+        """Whether what is read at its owner, and what is held as the plan has it, is the same in every repetition."""
         for index in _flat(repeat.body):
+            nodes = [self.plan.nodes[i] for i in _repetitions(index, counters)]
+            if len({self.plain.get(node.name, frozenset()) for node in nodes}) > 1:
+                return False
             if not self._holds(index):
-                nodes = [self.plan.nodes[i] for i in _repetitions(index, counters)]
                 found = {
                     tuple(self.aliases.get(f"{n.name}.{p}") for p in n.operator.own_parameters) for n in nodes
                 }
@@ -226,11 +233,19 @@ class Network:
         turns = _turns([times for _, times in counters])
         texts = []
         for place, column in enumerate(zip(*pieces, strict=True)):
-            text = column[0] if place % 2 == 0 else _counted(column, turns)
+            text = column[0] if place % 2 == 0 else _counted(column, turns, self.counters)
             if text is None or (place % 2 == 0 and len(set(column)) > 1):
                 return None
             texts.append(text)
         return "".join(texts)
+
+
+def _passed_on(carried: Sequence[tuple[Value, Value, Value]], times: int) -> dict[int, Value]:
+    """What stands for the carried values in the last turn of a loop that computes nothing, by their ids."""
+    now = {id(inside): entry for entry, inside, _ in carried}
+    for _ in range(times - 1):
+        now = {id(inside): now.get(id(result), result) for _, inside, result in carried}
+    return now
 
 
 def _repetitions(index: int, counters: Sequence[tuple[int, int]]) -> list[int]:
@@ -249,7 +264,7 @@ def _turns(times: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
-def _counted(numbers: Sequence[str], turns: Sequence[tuple[int, ...]]) -> str | None:
+def _counted(numbers: Sequence[str], turns: Sequence[tuple[int, ...]], counters: Sequence[str]) -> str | None:
     """``{i}``, ``{2 * i + 1}``: the number as a function of the counters, or None."""
     values = list(map(int, numbers))
     if any(str(value) != number for value, number in zip(values, numbers, strict=True)):
@@ -264,7 +279,7 @@ def _counted(numbers: Sequence[str], turns: Sequence[tuple[int, ...]]) -> str | 
     ):
         return None
     total: int | Size = values[0]
-    for slope, counter in zip(slopes, COUNTERS, strict=False):
+    for slope, counter in zip(slopes, counters, strict=False):
         total = total + slope * symbol(counter)
     return str(total) if isinstance(total, int) else f"{{{total.text()}}}"
 

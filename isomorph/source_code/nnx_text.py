@@ -153,7 +153,11 @@ class NNXText(Framework):
     init_keyword = "rngs=rngs"
     init_parameter = "rngs: nnx.Rngs"
     shares_parameters = False
-    reserved = frozenset({"jax", "jnp", "nnx", "lax", "np", "rngs", "Frozen", "freeze", *nnx_helpers.NAMES})
+    reserved = frozenset(
+        {"jax", "jnp", "nnx", "lax", "np", "rngs", "reduce", "Model", "Frozen", "freeze", "load"}
+    )
+    helpers = nnx_helpers.NAMES
+    attributes = frozenset({"train", "eval", "perturb", "sow"})
     primitives: ClassVar[Mapping[str, Text]] = {
         "linear": _linear,
         "conv1d": _convolution,

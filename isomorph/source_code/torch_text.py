@@ -163,7 +163,9 @@ class TorchText(Framework):
     module = "nn.Module"
     call_method = "forward"
     inner_init = "super().__init__()"
-    reserved = frozenset({"F", "nn", "torch", *torch_helpers.NAMES})
+    reserved = frozenset({"F", "nn", "torch", "Model", "load"})
+    helpers = torch_helpers.NAMES
+    attributes = frozenset({"training", "type", "train", "eval", "half", "float", "double", "to", "apply"})
     primitives: ClassVar[Mapping[str, Text]] = {
         "linear": _with_parameters("F.linear"),
         "conv1d": _convolution("F.conv1d"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -74,7 +75,7 @@ class _File:
         self.library = Library(plan.dtype)
         aliases, plain = self._ties()
         self.network = Network(plan, self.library, aliases, plain)
-        self.classes = Classes(framework, plan.dtype, {"Model", "Frozen", *framework.reserved})
+        self.classes = Classes(framework, plan.dtype)
         self.classes.add(_instances(self.network.places))
 
     # -- ties ------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class _File:
 
     def text(self) -> str:
         """All of it."""
-        taken = {kind.name for kind in self.classes.kinds}
+        self.taken = taken = {kind.name for kind in self.classes.kinds}
         functions = self._helpers(taken)
         classes = []
         for kind in self.classes.kinds:
@@ -186,7 +187,7 @@ class _File:
                 found.setdefault(helper.key, helper)
         for key, helper in found.items():
             name, number = helper.name, 2
-            while name in taken or name in self.framework.reserved:
+            while name in taken or hasattr(builtins, name) or self.framework.claims(name):
                 name, number = f"{helper.name}{number}", number + 1
             taken.add(name)
             self.helper_names[key] = name
@@ -236,7 +237,7 @@ class _File:
             remark=lambda value, axis, size: str(size),
             called=_called,
             require=self._require,
-            taken=[*taken, "Model", "load", "self", "range", "getattr"],
+            taken=[*taken, *network.counters],
             stated=network.stated,
         )
         names = self._arguments = body.inputs(network.inputs)
@@ -323,7 +324,8 @@ class _File:
         if not frozen and not drawn:
             return statement("", call("setattr", "self", f'f"{place.name}"', made.text), depth)
         owner = place.name.split("{")[0].rstrip("_0123456789") or "module"
-        owner = owner if owner not in {"self", place.counter} and owner.isidentifier() else "module"
+        while owner in self.taken or owner in self.network.counters or self.framework.claims(owner):
+            owner += "_"
         lines = statement(f"{owner} = ", made, depth)
         lines += self._afterwards_lines(owner, node, frozen, drawn, depth)
         return [*lines, f"{INDENT * depth}{target}{owner})"]

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.initializers import Constant
 from isomorph.operators import catalogue
+from isomorph.operators.operator import Operator
 from isomorph.primitives import Primitives
 from isomorph.show.page import resolve_example
 from isomorph.source_code import export_python, write_python
@@ -113,6 +115,58 @@ NETWORKS = {
         h = concat(b, a, b, axis=2)
         s = softmax(h, 1)
         output(h=("B", "T", 13), s=("B", "T", 13))""",
+    "f18 loops that compute nothing": """
+        a = input("B", 4)
+        b = linear(a, 4)
+        identity(a)
+        identity()
+        h = scale(1.0)
+        for _ in range(2):
+            for _ in range(3):
+                c = identity(h)
+                h = identity(b)
+                b = identity(c)
+        for _ in range(2):
+            for _ in range(3):
+                h = linear(tanh(h), 4)
+            dropout(h, 0.3)
+            h = dropout(0.3)
+        add(h, b)""",
+    "f18 names that loops and tables use": """
+        i = input("j", "k", 16)
+        FREQUENCIES = input("j", "k", 16)
+        causal_windowed_attention2 = input("j", "k", dtype="bool")
+        h = sinusoidal_pos_embed(FREQUENCIES)
+        for _ in range(3):
+            h = attention(h, 2, causal=True, window_size=2)
+            h = attention(h, 4, kv_heads=2, causal=True, window_size=2, mask=causal_windowed_attention2)
+        n = flatten(h)
+        m = add(h, i)
+        output(m=("j", "k", 16), n=("j", "16*k"))""",
+    "f18 names of modules that the text uses": """
+        x = input("B", 8)
+        for _ in range(2):
+            linear(8, name="nn", trainable={"bias": False})
+        relu()
+        for _ in range(2):
+            linear(8, name="nnx", trainable={"bias": False})
+        relu()
+        for _ in range(2):
+            linear(8, name="range", trainable={"bias": False}, init={"weight": normal(std=0.1)})
+        relu()
+        for _ in range(2):
+            linear(8, name="setattr", trainable={"weight": False})
+        relu()
+        for _ in range(2):
+            linear(8, name="freeze", trainable={"bias": False})""",
+    "f18 one of several in a loop is read elsewhere": """
+        x = input("B", "T", 8)
+        for _ in range(3):
+            transformer_block(2, mlp_ratio=1, name="block")
+        for _ in range(3):
+            linear(8, name="a")
+        linear(8, name="one", tie={"weight": "block1.attn.q_proj.weight"})
+        linear(8, name="two", tie={"weight": "a1.weight"})""",
     "one class, several sizes": """
         x = input("B", "T", 16)
         attention(2, rope=True)
@@ -224,6 +278,39 @@ def test_networks_in_torch(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_in_nnx(name: str, tmp_path: Path) -> None:
     check_nnx(network_of(name), tmp_path)
+
+
+def test_f18_an_operator_whose_names_are_those_of_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a package: its class, arguments, sizes, parameters, tensors and lengths."""
+    monkeypatch.setitem(catalogue.declared, "strange", Operator)  # so that it is as before afterwards
+    del catalogue.declared["strange"]
+
+    @iso.operator("strange", shape="torch[B, _IN, RNGS] -> out[B, _IN, RNGS]", category="test")
+    class Model(iso.Operator):
+        """Name everything as the text does."""
+
+        training: float = iso.argument(2.0, doc="A factor.")
+        nn: float = iso.argument(2.0, doc="A summand.")
+        rngs: int = iso.argument(1, doc="A summand that has the name of a size.")
+        examples = (iso.Example("Of any width.", "strange()", ("B", "T", 4)),)
+
+        def parameters(self, RNGS: int) -> dict[str, iso.Parameter]:
+            return {"heads": iso.Parameter((RNGS,), Constant(0.5), ("embed",))}
+
+        def forward(self, m: Any, F: Any, torch: Any) -> Any:
+            jax = F.tanh(torch * self.training + float(self.rngs))
+            getattr = jax + self.nn
+            setattr = F.reshape(getattr, (*getattr.shape[:2], 1, m.heads.shape[0]))
+            return F.reshape(setattr, jax.shape) * m.heads + jax
+
+    plan = iso.resolve(
+        'x = input("B", "T", 4)\nh = strange(x, name="torch", training=3.0)\nh = strange(h, rngs=2)\n'
+        "h = linear(h, 6)\nstrange(h, nn=3.0)"
+    )
+    check_torch(plan)
+    check_nnx(plan, tmp_path)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
