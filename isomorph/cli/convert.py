@@ -2,8 +2,8 @@
 
 Every file is safetensors of arrays alone, without the plan:
 
-- ``torch``: a state dictionary, tied parameters under each of their names, for
-  ``model.load_state_dict(safetensors.torch.load_file(path))``.
+- ``torch``: a state dictionary, for ``model.load_state_dict(safetensors.torch.load_file(path))``. Tied parameters are
+  there under each of their names: modules of PyTorch's own, such as exported source, want both.
 - ``linen``: the flattened variables, ``params.n0.kernel`` or, of what is frozen, ``frozen.n0.kernel``, for
   ``module.apply(flax.traverse_util.unflatten_dict(safetensors.flax.load_file(path), sep="."), x)``.
 - ``nnx``: the flattened parameters, ``n0.kernel`` and so on, for

@@ -216,13 +216,93 @@ def test_a_tied_parameter_is_one_object_with_one_gradient():
     model = build(iso.resolve(TOKENS))
     assert type(model.head) is nn.Linear
     assert model.head.weight is model.wte.weight
-    assert len(list(model.parameters())) == len(list(model.state_dict())) - 1
+    assert len(list(model.parameters())) == len(list(model.state_dict()))
     model(ids()).square().sum().backward()
     apart = build(iso.resolve(TOKENS.replace(', tie={"weight": "wte.weight"}', "")))
-    apart.load_state_dict(model.state_dict())
+    apart.load_state_dict({**model.state_dict(), "head.weight": model.wte.weight})
     apart(ids()).square().sum().backward()
     both = apart.wte.weight.grad + apart.head.weight.grad
     torch.testing.assert_close(model.wte.weight.grad, both)
+
+
+TIED = """
+ids = input("B", "T", dtype="int64")
+embedding(11, 8, name="wte")
+linear(8, bias=False, name="first", tie={"weight": "late.weight"})
+encoder_block(2, 8, name="a")
+encoder_block(2, 8, name="b", tie={"attn.q_proj.weight": "a.attn.q_proj.weight", "ffn.up.bias": "a.ffn.up.bias"})
+linear(8, bias=False, name="late")
+linear(11, name="head", tie={"weight": "wte.weight"})
+"""
+
+
+class Around(nn.Module):
+    """A network inside a module of a user's."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.body, self.top = build(iso.resolve(TIED), seed=seed), nn.Linear(11, 2)
+
+    def forward(self, ids):
+        return self.top(self.body(ids))
+
+
+def test_f29_a_tied_parameter_has_one_key_and_no_entries_share_memory(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = build(iso.resolve(TIED), seed=1)
+    state = model.state_dict()
+    assert set(state) == {parameter.path for parameter in model.plan.parameters}
+    assert {path: value.data_ptr() for path, value in state.items()} == {
+        path: model.get_parameter(path).data_ptr() for path in state
+    }
+    assert state._metadata.keys() == nn.Module.state_dict(model)._metadata.keys()
+    assert set(Around(0).state_dict()) == {f"body.{path}" for path in state} | {"top.weight", "top.bias"}
+    safetensors.save_file(state, tmp_path / "model.safetensors")
+    other = build(model.plan, seed=2)
+    other.load_state_dict(safetensors.load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(other(ids()), model(ids()))
+    # A layer that was replaced is no longer tied, and is not left out.
+    model.head = nn.Linear(8, 11)
+    assert "head.weight" in model.state_dict()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("keys", ["one", "both", "the other"])
+def test_f29_either_key_or_both_are_loaded_strictly(keys, assign):
+    source = Around(1)
+    state, ties = source.state_dict(), source.body.plan.ties
+    tied = {f"body.{path}": state[f"body.{owner}"] for path, owner in ties.items()}
+    if keys != "one":
+        state |= tied
+    if keys == "the other":
+        for owner in ties.values():
+            state.pop(f"body.{owner}", None)
+    inside = {path.removeprefix("body."): value for path, value in state.items() if path.startswith("body.")}
+    around, alone = Around(2), build(source.body.plan, seed=3)
+    assert str(around.load_state_dict(state, assign=assign)) == "<All keys matched successfully>"
+    assert str(alone.load_state_dict(inside, assign=assign)) == "<All keys matched successfully>"
+    assert torch.equal(around(ids()), source(ids()))
+    assert torch.equal(alone(ids()), source.body(ids()))
+    for network in (around.body, alone):
+        assert all(
+            network.get_parameter(path) is network.get_parameter(owner) for path, owner in ties.items()
+        )
+        assert len(list(network.named_parameters())) == len(network.plan.parameters)
+
+
+def test_f29_what_is_missing_or_differs_is_said_of_the_owner():
+    model = Around(0)
+    state = model.state_dict()
+    del state["body.wte.weight"]
+    found = Around(1).load_state_dict(state, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["body.wte.weight"], [])
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "body\.wte\.weight"\. $'):
+        Around(1).load_state_dict(state)
+    state["body.wte.weight"], state["body.head.weight"] = torch.zeros(11, 8), torch.ones(11, 8)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(iso.IsomorphError, match=r"^E_WEIGHTS: head\.weight is tied to wte\.weight, but"):
+        model.body.load_state_dict({path[5:]: value for path, value in state.items() if path[:5] == "body."})
+    assert all(torch.equal(value, before[path]) for path, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from inspect import Parameter as SignatureParameter
 from inspect import Signature
 from keyword import iskeyword
@@ -168,21 +168,32 @@ class Network(nn.Module):
         _tie(self)
         return self
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    def state_dict(
+        self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
     ) -> Any:
-        """As for every module; a tied parameter stays one, and takes no two values.
+        """As for every module; a tied parameter is listed once, under its owner's path.
 
-        Raises:
-            IsomorphError: E_WEIGHTS when both paths of a tied parameter are given with different values.
+        So no two entries share memory, which safetensors would refuse.
         """
-        from isomorph.weights.convert import merge_ties
-
-        merge_ties(self._plan, {path: value for path, value in state_dict.items() if not _is_meta(value)})
-        found = super().load_state_dict(state_dict, strict=strict, assign=assign)
-        if assign:
-            _tie(self)
+        found = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        prefix = args[1] if len(args) > 1 else prefix  # torch's own older way of giving it
+        for path, owner in self._plan.ties.items():
+            if _attribute(self, path) is _attribute(self, owner) and prefix + owner in found:
+                found.pop(prefix + path, None)
         return found
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: Any, unexpected_keys: Any, error_msgs: Any,
+    ) -> None:  # fmt: skip
+        """What precedes the loading of all submodules, of a network inside another module too.
+
+        A tied parameter may come under either path or both, stays one, and takes no two values: else E_WEIGHTS.
+        """
+        _give_both_paths(self, state_dict, prefix, bool(local_metadata.get("assign_to_params_buffers")))
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _tell_where(self, error: Exception, name: str) -> None:
         node = self._plan.node(name)
@@ -205,8 +216,40 @@ def no_tensor(name: str, given: Any) -> IsomorphError:
     return IsomorphError("E_RUNTIME", f"input {name}: expected a torch.Tensor, got {got}")
 
 
-def _is_meta(value: Any) -> bool:
-    return bool(getattr(value, "is_meta", False))
+def _attribute(module: nn.Module, path: str) -> Any:
+    """What stands at a path, or None where a layer was replaced by one without it."""
+    return reduce(lambda part, name: getattr(part, name, None), path.split("."), module)
+
+
+def _give_both_paths(network: Network, state: Any, prefix: str, assign: bool) -> None:
+    """Put what a state dictionary has for a tied parameter at both its paths, for submodules to find it there.
+
+    Where it has nothing the tied path is given what it holds, so that the owner's alone is missing.
+
+    Args:
+        network: the network.
+        state: the dictionary, changed; its keys begin with ``prefix``.
+        prefix: the network's place in the module that loads.
+        assign: whether tensors are taken over rather than copied: then as one parameter for both paths.
+    """
+    from isomorph.weights.convert import merge_ties
+
+    ties = network.plan.ties
+    if not ties:
+        return
+    given = {path: state[prefix + path] for path in {*ties, *ties.values()} if prefix + path in state}
+    merged = merge_ties(network.plan, {p: v for p, v in given.items() if not getattr(v, "is_meta", False)})
+    for path, owner in ties.items():
+        value = merged.get(owner, given.get(owner, given.get(path)))
+        if value is None:
+            held = _attribute(network, path)
+            if isinstance(held, torch.Tensor):
+                state[prefix + path] = held
+            continue
+        if assign and isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            trained = bool(getattr(_attribute(network, owner), "requires_grad", True))
+            value = merged[owner] = nn.Parameter(value, requires_grad=trained)
+        state[prefix + path] = state[prefix + owner] = value
 
 
 def build(
@@ -215,7 +258,8 @@ def build(
     """The plan as a ``torch.nn.Module`` in training mode.
 
     ``linear``, ``layer_norm``, ``embedding``, ``dropout`` and convolutions are PyTorch's own layers. State
-    dictionary keys are the plan's parameter paths; a tied parameter is one object under both its paths.
+    dictionary keys are the plan's parameter paths; a tied parameter is one object under both its paths, with
+    its owner's key alone. ``load_state_dict`` takes either key, or both, which PyTorch's own modules have.
     PyTorch's random number generators are left as they were.
 
     Args:
