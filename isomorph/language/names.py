@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable
+from unicodedata import normalize
 
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.initializers import SCHEMES
@@ -84,11 +85,25 @@ def check_tensor_name(name: str, is_operator: IsOperator | None = None) -> None:
         why = f"{name!r} is an operator and cannot name a tensor"
     elif name in PYTHON_KEYWORDS or not name.isidentifier():
         why = f"{shorten(name)} is not an identifier"
+    elif name.startswith("__"):
+        why = f"{shorten(name)} begins with two underscores, which Python keeps for its own names"
+    elif not name.isascii() and normalize("NFKC", name) != name:
+        why = f"{shorten(name)} is another name where Python reads it: {shorten(normalize('NFKC', name))}"
     else:
         return
     raise IsomorphError(
-        "E_NAME", why, hints=[f"choose another name, such as {name}_out"] if len(name) > 1 else ()
+        "E_NAME", why, hints=[f"choose another name, such as {name.strip('_')}_out"] if len(name) > 1 else ()
     )
+
+
+def check_symbol(name: str) -> None:
+    """E_NAME unless a size may be called so: a size's name is a variable's in code that is written for a plan."""
+    if name in PYTHON_KEYWORDS or name.startswith("__") or name == "_":
+        raise IsomorphError(
+            "E_NAME",
+            f"{shorten(name)} cannot name a size: code that is written for a plan names its sizes",
+            hints=[f"choose another symbol, such as {name.strip('_').upper() or 'T'}_SIZE"],
+        )
 
 
 def unknown_tensor(name: str, known: Iterable[str], is_operator: IsOperator | None = None) -> IsomorphError:

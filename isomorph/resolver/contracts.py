@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from isomorph.errors import IsomorphError, Location, did_you_mean, shorten
 from isomorph.language.graph import Contract
+from isomorph.language.names import check_symbol, check_tensor_name
 from isomorph.plan import DTYPE_BYTES, INPUT_DTYPES
-from isomorph.resolver.dimensions import parse_dimension, show_shape
+from isomorph.resolver.dimensions import Affine, parse_dimension, show_shape, symbols_of
 
 
 class Declared(NamedTuple):
@@ -31,6 +32,7 @@ def given_contracts(kind: str, given: Any) -> list[Contract]:
         for name in given:
             if not isinstance(name, str) or not name.isidentifier():
                 raise IsomorphError("E_NAME", f"{kind}: {shorten(name)} is not a tensor name")
+            check_tensor_name(name)
         return [Contract(name, _shape(f"{kind} {name}", shape)) for name, shape in given.items()]
     return [Contract("", _shape(kind, given))]
 
@@ -105,13 +107,26 @@ def _dimension(dimension: Any, where: str, largest: int, location: Location | No
             found = parse_dimension(dimension)
         except ValueError:
             found = None
-        if found is not None and type(found) is not int:
+        if isinstance(found, Affine) and all(c > 0 for _, c in found.terms) and dimension.lstrip()[0] != "+":
+            _check_symbolic(found, dimension, where, largest, location)
             return found
     raise IsomorphError(
         "E_ARGUMENT",
         f'{where}: a size is a positive int or a symbol such as "B" or "2*T+1", got {shorten(dimension)}',
         location,
     )
+
+
+def _check_symbolic(size: Affine, written: str, where: str, largest: int, location: Location | None) -> None:
+    if max(abs(size.constant), *(c for _, c in size.terms)) > largest:
+        raise IsomorphError(
+            "E_RESOURCE", f"{where}: a size is at most {largest:,}, got {shorten(written)}", location
+        )
+    for name in symbols_of(size):
+        try:
+            check_symbol(name)
+        except IsomorphError as error:
+            raise IsomorphError(error.code, f"{where}: {error.message}", location, error.hints) from None
 
 
 def merge(kind: str, stated: list[Declared], given: list[Declared]) -> list[Declared]:

@@ -126,7 +126,7 @@ def symbol(name: str) -> Affine:
 
 
 _symbols: dict[str, Affine] = {}
-_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d{1,18})\s*\*\s*)?([A-Za-z_]\w*|\d{1,18})\s*")
+_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d{1,18})\s*\*\s*)?([A-Za-z_]\w*|\d{1,18})\s*", re.ASCII)
 
 
 def parse_dimension(text: str) -> int | Affine:
