@@ -13,6 +13,7 @@ from isomorph.language.graph import NOTHING, Call, Contract, Reference
 from isomorph.language.names import (
     NOT_OPERATORS,
     IsOperator,
+    OutputsOf,
     check_node_name,
     check_tensor_name,
     unknown_tensor,
@@ -34,7 +35,9 @@ class ExpressionReader:
         limits: Mapping[str, int],
         given: tuple[str, ...] | None,
         is_operator: IsOperator | None,
+        outputs_of: OutputsOf | None = None,
     ) -> None:
+        self.outputs_of = outputs_of
         self.source, self.limits, self.given, self.is_operator = source, limits, given, is_operator
         self.largest, self.max_nodes = limits["max_dimension"], limits["max_nodes"]
         self.locate = source.locate  # one bound method for all calls

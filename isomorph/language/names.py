@@ -10,6 +10,8 @@ from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.initializers import SCHEMES
 
 IsOperator = Callable[[str], bool]
+OutputsOf = Callable[[str], tuple[str, ...]]
+"""The names of an operator's outputs, in order; none for an operator that is not known."""
 LONGEST_NAME = 100  # a loop repeats a name for every turn, so its length bounds memory
 NODE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 COUNTED_NAME = re.compile(r"n[0-9]+")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from isomorph.errors import IsomorphError, Location, shorten
 from isomorph.language.expressions import CALL_FORM, LOOP_FORM, ExpressionReader
 from isomorph.language.graph import Contract, Graph, Reference
-from isomorph.language.names import IsOperator, check_tensor_name, unknown_tensor
+from isomorph.language.names import IsOperator, OutputsOf, check_tensor_name, unknown_tensor
 from isomorph.language.plain import EACH_LINE, read_plain
 from isomorph.language.scanner import TERMS_PER_NODE, scan
 from isomorph.language.source import read_source
@@ -27,6 +27,7 @@ def parse(
     limits: Mapping[str, int] | None = None,
     input_names: tuple[str, ...] | None = None,
     is_operator: IsOperator | None = None,
+    outputs_of: OutputsOf | None = None,
 ) -> Graph:
     """The graph that a definition describes.
 
@@ -36,6 +37,7 @@ def parse(
         limits: the complete bounds, as :func:`isomorph.limits.limits_with` makes them.
         input_names: inputs that the caller declares; ``("x",)`` when neither it nor the text names any.
         is_operator: tells names that no tensor may have.
+        outputs_of: tells the outputs of an operator, which ``output(...)`` may name where it is called last.
 
     Raises:
         IsomorphError: E_SYNTAX for what is not part of the language, E_NAME, E_BINDING and E_ARGUMENT for
@@ -43,7 +45,7 @@ def parse(
     """
     bounds = limits_with(None) if limits is None else limits
     text = read_source(source, file, bounds["max_source_bytes"])
-    return Reader(text, bounds, input_names, is_operator).read()
+    return Reader(text, bounds, input_names, is_operator, outputs_of).read()
 
 
 class Reader(ExpressionReader):
@@ -318,7 +320,7 @@ class Reader(ExpressionReader):
         if call.args:
             self.outputs.append(Contract("", self._sizes(call.args), None, self.source.of(call)))
         for keyword in call.keywords:
-            if keyword.arg not in self.bindings:
+            if keyword.arg not in self.bindings and not self._bind_port(keyword.arg):
                 raise self._at(keyword, unknown_tensor(str(keyword.arg), self.bindings, self.is_operator))
             if keyword.value.__class__ not in (ast.Tuple, ast.List):
                 self._fail(
@@ -330,6 +332,17 @@ class Reader(ExpressionReader):
                 Contract(keyword.arg or "", self._sizes(keyword.value.elts), None, self.source.of(keyword))
             )
         self._refuse_repeated(call.keywords)
+
+    def _bind_port(self, name: str) -> bool:
+        """Let a name be that of an output of the last call, where it has several outputs and one of that name."""
+        last = len(self.calls) - 1
+        if self.outputs_of is None or last < 0 or self.current not in (None, Reference(last, None)):
+            return False
+        ports = self.outputs_of(self.calls[last].operator)
+        if len(ports) < 2 or name not in ports:
+            return False
+        self.bindings[name] = Reference(last, ports.index(name))
+        return True
 
     def _sizes(self, nodes: list[Any]) -> tuple[Any, ...]:
         for node in nodes:

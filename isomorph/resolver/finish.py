@@ -79,6 +79,8 @@ def _output_statements(
 ) -> list[Contract]:
     if resolution.output_contracts:
         return [Contract(one.name, _written(one.shape)) for one in resolution.output_contracts]
+    if resolution.graph.returned is None:
+        return []  # what the last call has several of is known without saying so
     return [Contract(name, _written(shapes[value])) for name, value in outputs if name]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from isomorph.errors import IsomorphError, shorten
-from isomorph.language.graph import Call, Contract, Graph
+from isomorph.language.graph import Call, Contract, Graph, Reference
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.plan import Plan
@@ -295,9 +295,11 @@ class Resolution:
         ):
             bound = self._returned(graph)
         else:
-            bound = []
+            bound, ports = [], self._ports_at_the_end()
             for one in self.output_contracts:
                 reference = graph.bindings.get(one.name)
+                if reference is None and one.name in ports:
+                    reference = graph.bindings[one.name] = ports[one.name]
                 if reference is None:
                     names = ", ".join(graph.bindings) or "none"
                     raise IsomorphError(
@@ -319,12 +321,31 @@ class Resolution:
                 "the definition calls no operator",
                 hints=["write at least one, such as linear(64)"],
             )
+        if ports := self._ports_at_the_end():
+            draft = self.drafts[-1]
+            if self.output_contracts:
+                raise IsomorphError(
+                    "E_OUTPUT",
+                    f"{draft.name} ({draft.operator.name}) is last and has several outputs ({', '.join(ports)}), "
+                    "the contract has one shape",
+                    draft.locate(),
+                    [f"name them: output({', '.join(f'{name}=...' for name in ports)})"],
+                )
+            return [(name, binding.value_of(self, None, port, None)) for name, port in ports.items()]
         if graph.current is None:
             raise IsomorphError(
                 "E_OUTPUT", "there is no current tensor at the end, so the output is not known",
                 hints=["end with an operator call, or name outputs: output(features=(...))"],
             )  # fmt: skip
         return [("", binding.value_of(self, None, graph.current, None))]
+
+    def _ports_at_the_end(self) -> dict[str, Reference]:
+        """The outputs of the last call, where it has several: no other tensor is the current one then."""
+        last = len(self.drafts) - 1
+        if last < 0 or self.graph.current not in (None, Reference(last, None)):
+            return {}
+        ports = self.drafts[last].operator.signature.outputs
+        return {port.name: Reference(last, k) for k, port in enumerate(ports)} if len(ports) > 1 else {}
 
     def _meet(self, value: int, contract: contracts.Declared) -> None:
         """Equate an output's shape with its contract."""

@@ -49,7 +49,14 @@ def resolve(
     given = contracts.given_contracts("input", input)
     names = tuple(one.name or "x" for one in given) or None
     with _collector_paused():
-        graph = parse(text, file=file, limits=bounds, input_names=names, is_operator=_is_operator)
+        graph = parse(
+            text,
+            file=file,
+            limits=bounds,
+            input_names=names,
+            is_operator=_is_operator,
+            outputs_of=_outputs_of,
+        )
         resolution = Resolution(graph, given, output, dtype, input_dtype, bounds)
         return resolution.run(lambda ins, outs: with_contracts(graph.source, ins, outs))
 
@@ -112,6 +119,11 @@ def resolve_function(
 
 def _is_operator(name: str) -> bool:
     return catalogue.is_known(name)
+
+
+def _outputs_of(name: str) -> tuple[str, ...]:
+    operator = catalogue.get(name)
+    return () if operator is None else tuple(port.name for port in operator.signature.outputs)
 
 
 @contextmanager
