@@ -36,6 +36,9 @@ CODES = frozenset(
 MOST_LINE = 2000
 """The most characters of a message, or of a hint, that are shown: names in files that somebody made may be longer."""
 
+MOST_COMPARED = 200
+"""Names that a mistyped one is compared with in full: of more, those that share most pairs of letters with it."""
+
 
 class Location(NamedTuple):
     """A place in a definition: file, 1-based line and column (in characters), and the line's text."""
@@ -103,8 +106,18 @@ def nearest(word: object, choices: Iterable[object], count: int = 3) -> list[str
     if not isinstance(word, str):
         return []
     from difflib import get_close_matches  # loaded only when something went wrong
+    from heapq import nlargest
 
-    return get_close_matches(word[:100], [str(choice) for choice in choices], n=count, cutoff=0.6)
+    word, spelled = word[:100], [str(choice) for choice in choices]
+    if len(spelled) > MOST_COMPARED:  # comparing takes quadratic time in a name's length
+        pairs = _pairs(word)
+        spelled = nlargest(MOST_COMPARED, spelled, key=lambda choice: len(pairs & _pairs(choice[:100])))
+    return get_close_matches(word, spelled, n=count, cutoff=0.6)
+
+
+def _pairs(word: str) -> set[str]:
+    """The pairs of neighbouring characters."""
+    return {word[i : i + 2] for i in range(len(word) - 1)}
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> list[str]:

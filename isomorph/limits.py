@@ -12,7 +12,7 @@ DEFAULTS: dict[str, int] = {
     "max_source_bytes": 1 << 20,
     "max_nesting": 50,  # brackets and nested loops; never more than CEILINGS allows
     "max_parameter_bytes": 64 << 30,
-    "max_search_steps": 250_000,  # of a whole resolution, for sizes that are not given
+    "max_search_steps": 200_000,  # of a whole resolution, for sizes that are not given
 }
 
 

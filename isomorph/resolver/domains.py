@@ -22,6 +22,8 @@ LARGEST_FACTORED = 1 << 34
 """Products beyond this are not factored."""
 ROUNDS = 12
 """How often facts are asked again, on average, before what is left is tried value by value."""
+COST_OF_A_PRODUCT = 4
+"""Steps that a term of a product counts for."""
 COST_OF_A_RULE = 24
 """Steps that an operator's own check counts for."""
 STEPS_PER_DIVISION = 1 / 32
@@ -102,7 +104,7 @@ class Sum:
 
     Args:
         linear: the expression.
-        modulus: 0 for zero, n for a multiple of n, None for not negative.
+        modulus: 0 for zero, n for a multiple of n that is not below n, None for not negative.
         source: what states it, for the story of an error.
     """
 
@@ -118,28 +120,37 @@ class Sum:
         values = domains.values
         if all(is_single(values[i]) for i, _ in self.linear.terms):
             value = self.linear.at(values)
-            if value < 0 if self.modulus is None else value % self.modulus if self.modulus else value:
+            if not self._allows(value):
                 raise Empty(self)
             return
-        if not self.modulus:
-            self._narrow_bounds(domains)
+        self._narrow_bounds(domains)
         if self.modulus is not None and domains.by_divisibility:
             self._narrow_multiples(domains)
 
+    def _allows(self, value: int) -> bool:
+        if not self.modulus:
+            return value >= 0 if self.modulus is None else value == 0
+        return value >= self.modulus and value % self.modulus == 0
+
     def _narrow_bounds(self, domains: Domains) -> None:
-        """``c * x = -rest``: what bounds the rest bounds the term."""
+        """``c * x = value - rest``: what bounds the value and the rest bounds the term."""
         terms, values = self.linear.terms, domains.values
         spans = [_span(c, values[i]) for i, c in terms]
         low = self.linear.constant + sum(first for first, _ in spans if first is not None)
         high = self.linear.constant + sum(last for _, last in spans if last is not None)
         open_lows = sum(first is None for first, _ in spans)
         open_highs = sum(last is None for _, last in spans)
+        smallest, largest = 0, 0 if self.modulus == 0 else None
+        if self.modulus:
+            n = self.modulus
+            smallest = max(n, n if open_lows else -(-low // n) * n)
+            largest = None if open_highs else high // n * n
         for (i, c), (first, last) in zip(terms, spans, strict=True):
             least = most = None
             if open_highs == (last is None):
-                least = (last or 0) - high
-            if self.modulus is not None and open_lows == (first is None):
-                most = (first or 0) - low
+                least = smallest + (last or 0) - high
+            if largest is not None and open_lows == (first is None):
+                most = largest + (first or 0) - low
             domains.clip(i, c, 0, least, most, self)
 
     def _narrow_multiples(self, domains: Domains) -> None:
@@ -277,7 +288,7 @@ class Domains:
         self._listed: set[Fact] = set()  # what waits
         for fact in self.facts:
             unknowns = [i for linear in fact.linears() for i, _ in linear.terms]
-            self._costs[fact] = 2 + len(unknowns)
+            self._costs[fact] = (COST_OF_A_PRODUCT if isinstance(fact, Product) else 1) * (2 + len(unknowns))
             for i in dict.fromkeys(unknowns):
                 self._watchers[i].append(fact)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isomorph import initializers
-from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.errors import IsomorphError, did_you_mean, nearest, shorten
 from isomorph.language.graph import Contract
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.plan import DTYPE_BYTES, Bound, Node, Plan, Value
@@ -296,7 +296,8 @@ def _check_ties(resolution: Resolution, nodes: tuple[Node, ...]) -> None:
             held = by_name.get(name)
             spec = held.operator.all_parameters.get(inner) if held else None
             if held is None or spec is None:
-                known = [f"{n.name}.{p}" for n in nodes for p in n.operator.all_parameters]
+                likely = [held] if held else [by_name[other] for other in nearest(name, by_name)]
+                known = [f"{n.name}.{p}" for n in likely for p in n.operator.all_parameters]
                 raise IsomorphError(
                     "E_ARGUMENT", f"tie of {path}: there is no parameter {shorten(owner)}", draft.locate("tie"),
                     did_you_mean(owner, known),

@@ -115,7 +115,7 @@ class _Component:
         solver = self.solver
         self.numbers = {variable: i for i, variable in enumerate(self.unknowns)}
         facts, self.has_symbols = self._facts()
-        self.domains = Domains(len(self.unknowns), facts, solver.budget)
+        self.domains = Domains(len(self.unknowns) + self.auxiliary, facts, solver.budget)
         try:
             self._narrow_and_try()
             if not self.solutions:
@@ -153,9 +153,16 @@ class _Component:
             if (linear := self._linear(dim)) is not None:
                 positive = Linear(linear.terms, linear.constant - minimum)
                 facts.append(Sum(positive, None, (dim, minimum)))
+        self.auxiliary = 0  # unknowns that stand for sums, so that their values can be tried
         for dim, number, _ in self.multiples:
-            if (linear := self._linear(dim)) is not None:
-                facts.append(Sum(linear, number))
+            if (linear := self._linear(dim)) is None:
+                continue
+            if len(linear.terms) > 1:
+                i = len(self.unknowns) + self.auxiliary
+                self.auxiliary += 1
+                facts.append(Sum(Linear((*linear.terms, (i, -1)), linear.constant)))
+                linear = Linear(((i, 1),), 0)
+            facts.append(Sum(linear, number))
         for check in self.checks:
             linears = tuple(map(self._linear, check.dims))
             if None not in linears:
@@ -180,7 +187,7 @@ class _Component:
         except Empty:
             return
         free = [
-            v for v, domain in zip(self.unknowns, self.domains.values, strict=True) if not is_single(domain)
+            v for v, domain in zip(self.unknowns, self.domains.values, strict=False) if not is_single(domain)
         ]
         if len(free) > MOST_UNKNOWNS:
             raise Undetermined(free[0], "too many sizes hang on it to try them all")
@@ -212,7 +219,7 @@ class _Component:
         domains = self.domains
         for fact in domains.facts:
             domains.ask(fact)
-        values = {v: d[0] for v, d in zip(self.unknowns, domains.values, strict=True) if is_single(d)}
+        values = {v: d[0] for v, d in zip(self.unknowns, domains.values, strict=False) if is_single(d)}
         if self.has_symbols:
             try:
                 values = self._with_symbols(values)
@@ -254,7 +261,10 @@ class _Component:
     def _no_solution(self) -> NoSolution:
         """What the first values break, of those that bounds alone leave."""
         facts = [fact for fact in self.domains.facts if not isinstance(fact, Sum) or fact.source]
-        solver, domains = self.solver, Domains(len(self.unknowns), facts, self.solver.budget, False)
+        solver, domains = (
+            self.solver,
+            Domains(len(self.unknowns) + self.auxiliary, facts, self.solver.budget, False),
+        )
         solver.begin()
         try:
             self._propagate()

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from isomorph.plan import Node, Plan
 
 _HEADERS = ("index", "name", "operation", "input shapes", "output shapes")
+WIDEST_COLUMN = 400
+"""A longer cell, of a node with very many inputs, takes the room it needs in its own row alone."""
 
 
 def render_table(plan: Plan) -> str:
@@ -20,7 +22,10 @@ def render_table(plan: Plan) -> str:
         (str(node.index), node.name, node.operator.name, _inputs(plan, node, chain), _outputs(plan, node))
         for node in plan.nodes
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADERS) - 1)]
+    widths = [
+        max((len(row[i]) for row in rows if len(row[i]) <= WIDEST_COLUMN), default=0)
+        for i in range(len(_HEADERS) - 1)
+    ]
     lines = [render_header(plan)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
