@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from typing import BinaryIO
 
 from isomorph.errors import IsomorphError, shorten
 
@@ -30,3 +33,38 @@ def path_text(path: object, what: str = "a path") -> str:
         problem = "is empty" if not text else "holds a NUL character"
         raise IsomorphError("E_ARGUMENT", f"{what} {problem}: {shorten(text)}")
     return text
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading. A pipe is not waited for, and a device is not touched.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file; ``strerror`` says what it is.
+    """
+    _expect_regular(os.stat(path).st_mode, path)  # first: merely to open a device may do something
+    # Should it be exchanged in this moment, opening does not wait either.
+    flags = (
+        os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+    )
+    descriptor = os.open(path, flags)
+    try:
+        _expect_regular(os.fstat(descriptor).st_mode, path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def _expect_regular(mode: int, path: str | os.PathLike[str]) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file", os.fspath(path))

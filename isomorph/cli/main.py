@@ -191,9 +191,9 @@ def train(
     The model, its metrics and a picture of them are left in a directory.
 
     Ctrl-C saves the state and stops; the same command with --resume continues, and ends with exactly the
-    weights of a run that was never stopped.
+    weights of a run that was never stopped. It refuses if the data were changed meanwhile.
     """
-    from isomorph.cli.train import run
+    from isomorph.cli.stopping import Stopping
 
     settings = {
         "data": data, "steps": steps, "batch_size": batch_size, "accumulate": accumulate, "length": length,
@@ -203,7 +203,10 @@ def train(
         "threads": threads,
     }  # fmt: skip
     contracts = (input, output, dtype, input_dtype)
-    run(file, contracts, settings, out, resume=resume, force=force, json=json, quiet=quiet)
+    with Stopping(quiet=quiet) as stopping:  # before anything heavy is imported
+        from isomorph.cli.train import run
+
+        run(file, contracts, settings, out, stopping, resume=resume, force=force, json=json, quiet=quiet)
 
 
 @app.command()

@@ -69,6 +69,9 @@ class _Watcher:
     def note(self, text: str) -> None:
         raise NotImplementedError
 
+    def warn(self, text: str) -> None:
+        self.note(text)
+
     def end(self) -> None:
         pass
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json as json_text
-import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from math import log
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from isomorph.cli.network import Contracts, open_network
+from isomorph.cli.stopping import Stopping
 from isomorph.errors import IsomorphError
 from isomorph.paths import path_text
 from isomorph.training.checkpoint import settings_of
@@ -20,21 +18,20 @@ from isomorph.training.config import TrainingConfig
 from isomorph.training.loop import Outcome, Reporter, Silence, train
 from isomorph.training.trainer import default_backend
 
-INTERRUPTED = 130
-
 
 def run(
     file: str,
     contracts: Contracts,
     settings: Mapping[str, Any],
     out: str | None,
+    stopping: Stopping,
     *,
     resume: bool,
     force: bool,
     json: bool,
     quiet: bool,
 ) -> None:
-    """Train, then say how it went. Exit status 130 when it was stopped."""
+    """Train, then say how it went. When it was stopped, the exit status tells by which signal."""
     if resume and force:
         raise IsomorphError(
             "E_ARGUMENT", "--resume keeps the run that is there and --force deletes it: give one"
@@ -50,16 +47,15 @@ def run(
         Path(path_text(out, "--out")) if out is not None else Path("runs") / (Path(file).stem or "run")
     )
     config = configuration(settings, directory, resume)
-    with _stopping(quiet) as stop:
-        outcome = train(
-            network.plan,
-            config,
-            directory,
-            resume=resume,
-            force=force,
-            reporter=Silence() if quiet or json else _reporter(),
-            should_stop=lambda: bool(stop),
-        )
+    outcome = train(
+        network.plan,
+        config,
+        directory,
+        resume=resume,
+        force=force,
+        reporter=Silence() if quiet or json else _reporter(),
+        should_stop=stopping.asked,
+    )
     if json:
         print(json_text.dumps(outcome.to_dict(), indent=2))
     elif outcome.stopped:
@@ -70,7 +66,7 @@ def run(
     else:
         print(closing(outcome))
     if outcome.stopped:
-        sys.exit(INTERRUPTED)
+        sys.exit(stopping.status)
 
 
 def configuration(settings: Mapping[str, Any], directory: Path, resume: bool) -> TrainingConfig:
@@ -107,29 +103,3 @@ def _reporter() -> Reporter:
 
     console = Console(stderr=True)
     return Bar(console) if console.is_terminal else Lines()
-
-
-@contextmanager
-def _stopping(quiet: bool) -> Iterator[list[int]]:
-    """A list that is no longer empty once the process was asked to stop; asked again, it stops at once."""
-    asked: list[int] = []
-    before = {}
-
-    def restore() -> None:
-        for number, handler in before.items():  # None: not installed from Python, and so not restorable
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        restore()  # of both: the next signal, whichever it is, acts at once
-        if not quiet:
-            with suppress(RuntimeError, OSError):  # the signal may have come in the middle of a line
-                print("stopping after this step; again to stop at once", file=sys.stderr, flush=True)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.getsignal(number)
-        signal.signal(number, note)
-    try:
-        yield asked
-    finally:
-        restore()

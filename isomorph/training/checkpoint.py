@@ -1,41 +1,47 @@
-"""A run's state in files that are always whole, and the run's directory.
+"""A run's directory: who may write there, what is overwritten, and where a run goes on.
 
 A directory holds ``config.json`` and ``definition.net`` from the start, ``metrics.jsonl``, the last two
-``checkpoint-<step>.safetensors``, and at the end ``model.safetensors`` and ``curve.png``.
+``checkpoint-<step>.safetensors``, and at the end ``model.safetensors`` and ``curve.png``. While a process
+trains there, and after it was killed, also the file by which it owns the directory.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from isomorph.errors import IsomorphError
-from isomorph.paths import path_text
+from isomorph.errors import IsomorphError, shorten
+from isomorph.paths import open_regular, path_text
 from isomorph.plan import Plan
 from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Array
+from isomorph.training.data import Array, Fingerprint
+from isomorph.training.metrics import is_step, read_records
+from isomorph.training.ownership import Ownership
+from isomorph.training.state import Checkpoint, Damaged, Run, is_checkpoint, read_checkpoint, write_checkpoint
 from isomorph.weights.atomic import atomic_write
+from isomorph.weights.file import load_plan, save
 
-KEY = "isomorph.checkpoint"
-FORMAT = 2
 KEPT = 2
+_MOST_SHOWN = 500  # characters of the name of data
 _NAME = re.compile(r"checkpoint-(\d+)\.safetensors")
+_TEMPORARY = (".checkpoint-", ".config.", ".curve.", ".definition.", ".metrics.", ".model.")
+_CONFIG_BEGINS = b'{\n  "plan": "{'
 
-
-class Checkpoint(NamedTuple):
-    """A trainer's state before step number ``step``."""
-
-    step: int
-    state: dict[str, Array]
+Warn = Callable[[str], None]
+"""Tells something that must be known."""
 
 
 class RunDirectory:
-    """Where a run lives. Knows names and what may be overwritten; the loop decides when."""
+    """Where a run lives. Knows names and what may be overwritten; the loop decides when.
+
+    In order: :meth:`own`, and inside it :meth:`open`, :meth:`begin`, :meth:`latest`, then :meth:`save` as often as
+    wanted and :meth:`finish`. What is stored says what this process was given, whatever lies on disk.
+    """
 
     def __init__(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
         self.path = Path(path_text(path, "the run's directory"))
@@ -44,6 +50,10 @@ class RunDirectory:
         self.curve = self.path / "curve.png"
         self.config = self.path / "config.json"
         self.definition = self.path / "definition.net"
+        self._ownership: Ownership | None = None
+        self._given: tuple[Plan, TrainingConfig] | None = None
+        self._resumed: Run | None = None
+        self._header: dict[str, Any] = {}
 
     @property
     def finished(self) -> bool:
@@ -57,24 +67,55 @@ class RunDirectory:
 
     def checkpoints(self) -> list[Path]:
         """Checkpoint files, the latest first."""
-        found = {int(match[1]): path for path in self._children() if (match := _NAME.fullmatch(path.name))}
-        return [found[step] for step in sorted(found, reverse=True)]
+        paths = {int(match[1]): path for path in self._children() if (match := _NAME.fullmatch(path.name))}
+        return [paths[step] for step in sorted(paths, reverse=True)]
 
-    def prepare(self, plan: Plan, config: TrainingConfig, *, resume: bool, force: bool) -> None:
-        """Make the directory ready, or refuse.
+    @contextmanager
+    def own(self, warn: Warn = lambda text: None) -> Iterator[None]:
+        """Keep every other process and thread out; see :class:`isomorph.training.ownership.Ownership`.
+
+        Raises:
+            IsomorphError: E_CHECKPOINT when somebody trains here, naming the process, or nothing can be written.
+        """
+        try:
+            ownership = Ownership(self.path)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with ownership:
+            if not ownership.locked:
+                warn(f"{self.path} is on a file system without locks: no second process may train there")
+            self._ownership = ownership
+            try:
+                yield
+            finally:
+                self._ownership = None
+
+    def confirm(self) -> None:
+        """E_CHECKPOINT unless this process owns the directory, still. Asked before anything is stored."""
+        if self._ownership is None:
+            raise IsomorphError("E_CHECKPOINT", f"{self.path} is not owned: use own() first")
+        self._ownership.confirm()
+
+    def open(self, plan: Plan, config: TrainingConfig, *, resume: bool, force: bool) -> None:
+        """Refuse, or know what is to be done; nothing is changed yet.
 
         Args:
             plan, config: of the run.
             resume: a run that has begun here must have this plan and these settings, and is continued.
-            force: a run that has begun here is deleted (its own files and nothing else).
+            force: a run that has begun here will be deleted (its own files and nothing else).
 
         Raises:
-            IsomorphError: E_CHECKPOINT when a run is here and neither is given, when it is another run, or
-                when files lie here under a run's names that no run made.
+            IsomorphError: E_CHECKPOINT when a run is here and neither is given, when it is another run or its
+                configuration is damaged, or when files lie here under a run's names that no run made.
         """
-        if self.begun and self._settings() is None:
+        self.confirm()
+        self._given, self._resumed = (plan, config), None
+        if not self.begun:
+            return
+        there = self._run()
+        if there is None:
             raise self._foreign()
-        if self.begun and not (resume or force):
+        if not (resume or force):
             state = "a finished run" if self.finished else "an unfinished run"
             raise IsomorphError(
                 "E_CHECKPOINT",
@@ -83,80 +124,176 @@ class RunDirectory:
                     "--resume continues it, --force deletes it and starts anew, --out takes another place"
                 ],
             )
-        try:
-            if self.begun and resume:
-                self._compare(plan, config)
-                self._remove_leftovers()
-            else:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._clear()
-                text = json.dumps({"plan": plan.to_json(), "training": config.to_dict()}, indent=2)
-                atomic_write(self.config, text.encode() + b"\n")  # first: with it the run has begun
-            if not self.definition.exists():
-                atomic_write(self.definition, plan.definition.rstrip("\n").encode() + b"\n")
-        except OSError as error:
-            raise self._unwritable(error) from error
+        if resume:
+            self._resumed = self._resumable(there, plan, config)
 
-    def save(self, step: int, state: Mapping[str, Array]) -> None:
-        """Write a checkpoint, then delete all but the last two. E_CHECKPOINT when that fails."""
-        import numpy as np
-        from safetensors.numpy import save
-
-        arrays = {name: np.ascontiguousarray(array) for name, array in state.items()}
-        run = json.loads(self.config.read_text(encoding="utf-8"))
-        header = {"format": FORMAT, "step": step, **run}
-        # One entry, since the package writes several in no fixed order: equal states give equal bytes.
-        metadata = {KEY: json.dumps({**header, "digest": state_digest(header, arrays)})}
-        try:
-            atomic_write(self.path / f"checkpoint-{step:08d}.safetensors", save(arrays, metadata))
-        except OSError as error:
-            raise self._unwritable(error) from error
-        for path in self.checkpoints()[KEPT:]:
-            path.unlink(missing_ok=True)
-
-    def latest(self) -> Checkpoint | None:
-        """The latest checkpoint, or None when there is none yet.
+    def begin(self, data: Fingerprint, warn: Warn = lambda text: None) -> None:
+        """Make the directory ready for the run that was opened, with these data.
 
         Raises:
-            IsomorphError: E_CHECKPOINT when the latest file is damaged, E_INTEGRITY when its content is not
-                what was saved; naming the one before it, if any.
+            IsomorphError: E_CHECKPOINT when the run here was given other data, or nothing can be written.
         """
+        assert self._given is not None, "open() comes first"
+        run = Run(*self._given, data)
+        self._header = run.to_dict()
+        there = self._resumed
+        if there is not None and there.data not in (None, data):
+            raise self._other_data(there, data)
+        self.confirm()
+        try:
+            if there is None:
+                self._clear()
+            else:
+                self._remove_leftovers()
+            if there is None or there.data is None:
+                text = json.dumps(self._header, indent=2)
+                atomic_write(self.config, text.encode() + b"\n")  # first: with it the run has begun
+            if not self.definition.exists():
+                atomic_write(self.definition, run.plan.definition.rstrip("\n").encode() + b"\n")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if there is not None and there.data is None:
+            warn(
+                f"{self.path} was begun by a version that did not look at the data: whether {shorten(run.config.data, _MOST_SHOWN)} "
+                "is what it was then cannot be told; from now on it is compared"
+            )
+
+    def save(self, step: int, state: Mapping[str, Array]) -> None:
+        """Write a checkpoint, then delete all but it and the one before. E_CHECKPOINT when that fails."""
+        self.confirm()
+        try:
+            write_checkpoint(self._checkpoint(step), step, state, self._header)
+        except OSError as error:
+            raise self._unwritable(error) from error
         paths = self.checkpoints()
-        return _read(paths[0], paths[1:]) if paths else None
+        latest = paths.index(self._checkpoint(step))
+        for path in (*paths[:latest], *paths[latest + KEPT :]):  # a later one was damaged, and passed over
+            path.unlink(missing_ok=True)
+
+    def finish(self, weights: Mapping[str, Array]) -> None:
+        """Write the model, which says that the run has ended. E_CHECKPOINT when that fails."""
+        assert self._given is not None, "open() comes first"
+        self.confirm()
+        save(self.model, self._given[0], weights)
+
+    def has_result(self, warn: Warn = lambda text: None) -> bool:
+        """Whether the opened run has ended here with a model that can be read.
+
+        Raises:
+            IsomorphError: E_CHECKPOINT when the model is another network's.
+        """
+        if self._resumed is None or not self.finished:
+            return False
+        try:
+            plan = load_plan(self.model)
+        except IsomorphError as error:
+            warn(f"{error.message}; it is written again")
+            return False
+        differences = plan.diff(self._resumed.plan)
+        if differences:
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{self.model} is not the model of the run in {self.path}",
+                hints=[*differences, "--force deletes both, --out takes another place"],
+            )
+        return True
+
+    def latest(self, warn: Warn = lambda text: None) -> Checkpoint | None:
+        """The latest whole checkpoint, or None when there is none yet. Damaged ones are told.
+
+        Raises:
+            IsomorphError: E_CHECKPOINT when there are checkpoints and none is whole, or the latest whole one is
+                of another run or another version's.
+        """
+        damages: list[str] = []
+        for path in self.checkpoints():
+            try:
+                checkpoint = read_checkpoint(path)
+            except Damaged as error:
+                damages.append(str(error))
+                continue
+            self._expect_own(path, checkpoint.run)
+            for damage in damages:
+                warn(f"{damage}; continuing from {path.name}")
+            return checkpoint
+        if damages:
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{self.path} has no whole checkpoint to continue from",
+                hints=[*damages, "--force deletes the run and starts anew"],
+            )
+        return None
 
     # ------------------------------------------------------------------------------------------
 
-    def _compare(self, plan: Plan, config: TrainingConfig) -> None:
-        """E_CHECKPOINT unless the run here has this plan and these settings, listing what differs."""
-        held = self._settings() or {}
+    def _checkpoint(self, step: int) -> Path:
+        return self.path / f"checkpoint-{step:08d}.safetensors"
+
+    def _run(self) -> Run | Damaged | None:
+        """The run that is here, or how its configuration is damaged; None where no run made what is here."""
         try:
-            held_plan = Plan.from_json(held["plan"])
-            held_config = TrainingConfig.from_dict(held["training"])
-        except IsomorphError as error:
+            with open_regular(self.config) as file:
+                values = json.loads(file.read())
+        except FileNotFoundError:
+            damage = Damaged(f"{self.config} is missing")
+        except (OSError, ValueError, RecursionError) as error:
+            damage = Damaged(f"{self.config} is damaged: {getattr(error, 'strerror', None) or error}")
+        else:
+            if not _is_configuration(values):
+                return None
+            try:
+                return Run.from_dict(values)
+            except Damaged as error:
+                return Damaged(f"{self.config} is damaged: {error}")
+        return damage if self._is_recognized() else None
+
+    def _is_recognized(self) -> bool:
+        """Whether files show that a run was here whose configuration is damaged: no other program writes them."""
+        return (
+            any(is_checkpoint(path) for path in self.checkpoints())
+            or (self.metrics.is_file() and any(map(is_step, read_records(self.metrics))))
+            or _begins(self.config, _CONFIG_BEGINS)
+        )
+
+    def _resumable(self, there: Run | Damaged, plan: Plan, config: TrainingConfig) -> Run:
+        """The run here, if it is that of this plan and these settings; E_CHECKPOINT lists what differs."""
+        if isinstance(there, Damaged):
             raise IsomorphError(
                 "E_CHECKPOINT",
-                f"{self.config} is damaged: {error.message}",
-                hints=["--force deletes the run and starts anew"],
-            ) from error
-        differences = list(held_plan.diff(plan))
-        before, after = held_config.to_dict(), config.to_dict()
-        differences += [
-            f"{n}: {before[n]!r} there, {after[n]!r} here" for n in after if after[n] != before[n]
-        ]
+                f"the run cannot be resumed: {there}",
+                hints=["put the file back from a copy; --force deletes the run and starts anew"],
+            )
+        differences = there.differences(plan, config)
         if differences:
             raise IsomorphError(
                 "E_CHECKPOINT",
                 f"{self.path} holds another run, which cannot be resumed with this definition and settings",
                 hints=[*differences, "--out takes another place, --force deletes that run"],
             )
+        return there
 
-    def _settings(self) -> dict[str, Any] | None:
-        """What ``config.json`` holds if a run wrote it: the run's plan and settings."""
-        try:
-            found = json.loads(self.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) and {"plan", "training"} <= found.keys() else None
+    def _other_data(self, there: Run, data: Fingerprint) -> IsomorphError:
+        return IsomorphError(
+            "E_CHECKPOINT",
+            f"{self.path} holds a run that was given other data: {shorten(there.config.data, _MOST_SHOWN)} was changed since",
+            hints=[
+                f"{there.data} there, {data} here",
+                "put the data back as they were; --out takes another place, --force deletes that run",
+            ],
+        )
+
+    def _expect_own(self, path: Path, run: Run) -> None:
+        """E_CHECKPOINT unless a checkpoint is of the opened run; one that does not know its data may be."""
+        assert self._given is not None, "open() comes first"
+        differences = run.differences(*self._given)
+        if run.data is not None and run.data._asdict() != self._header["data"]:
+            differences.append(f"data: {run.data} there, {Fingerprint(**self._header['data'])} here")
+        if differences:
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{path} is the state of another run than that of {self.config.name} beside it",
+                hints=[*differences, "move it away, or start anew with --force"],
+            )
 
     def _foreign(self) -> IsomorphError:
         """Files under a run's names beside which no run's configuration lies are not a run's to delete."""
@@ -184,7 +321,7 @@ class RunDirectory:
     def _remove_leftovers(self) -> None:
         """Temporary files of a killed process."""
         for path in self._children():
-            if path.name.startswith((".checkpoint-", ".model.", ".metrics.")) and path.suffix == ".tmp":
+            if path.name.startswith(_TEMPORARY) and path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
 
     def _children(self) -> list[Path]:
@@ -207,33 +344,13 @@ def settings_of(directory: str | Path) -> dict[str, Any]:
         return {}
 
 
-def state_digest(header: Mapping[str, Any], state: Mapping[str, Array]) -> str:
-    """SHA-256 of a checkpoint's header and of every array's name, dtype, shape and bytes, in order of names."""
-    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name in sorted(state):
-        array = state[name]
-        digest.update(json.dumps([name, array.dtype.name, array.shape]).encode())
-        digest.update(array.reshape(-1).view("uint8").data)
-    return digest.hexdigest()
+def _is_configuration(values: Any) -> bool:
+    return isinstance(values, dict) and {"plan", "training"} <= values.keys()
 
 
-def _read(path: Path, earlier: list[Path]) -> Checkpoint:
-    from safetensors import SafetensorError, safe_open
-
-    mend = f"delete it to continue from {earlier[0].name}" if earlier else "start anew with --force"
+def _begins(path: Path, start: bytes) -> bool:
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {}).get(KEY, "{}"))
-            if header.get("format") != FORMAT:
-                raise SafetensorError("it is no checkpoint of this program's format")
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            digest, step = header.pop("digest"), header["step"]
-    except (SafetensorError, OSError, KeyError, ValueError, AttributeError) as error:
-        raise IsomorphError("E_CHECKPOINT", f"{path} is damaged: {error}", hints=[mend]) from error
-    if digest != state_digest(header, state):
-        raise IsomorphError(
-            "E_INTEGRITY",
-            f"{path} was altered: its content has not the digest it was saved with",
-            hints=[mend],
-        )
-    return Checkpoint(step, state)
+        with open_regular(path) as file:
+            return file.read(len(start)) == start
+    except OSError:
+        return False

@@ -6,7 +6,8 @@ examples is a function of (seed, epoch) alone, so a resumed run needs nothing bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,16 +41,33 @@ class Batch(NamedTuple):
         ]
 
 
+class Fingerprint(NamedTuple):
+    """By which data are known again: the length and the SHA-256 of a file's bytes, or of a built-in set's content."""
+
+    bytes: int
+    sha256: str
+
+    @staticmethod
+    def of(content: bytes | memoryview) -> Fingerprint:
+        """Of bytes in memory: those that are trained on, not those that a file may hold later."""
+        return Fingerprint(len(content), hashlib.sha256(content).hexdigest())
+
+    def __str__(self) -> str:
+        return f"{self.bytes:,} bytes with SHA-256 {self.sha256[:16]}..."
+
+
 class Dataset(Protocol):
     """Examples in three splits; a missing split counts 0.
 
     Attributes:
         title: a few words for people.
         unit: what one prediction is called: ``image``, ``byte``, ``example``.
+        fingerprint: of everything that the examples were made from.
     """
 
     title: str
     unit: str
+    fingerprint: Fingerprint
 
     def count(self, split: str) -> int:
         """Examples in a split."""
@@ -160,19 +178,23 @@ def score_shape(plan: Plan) -> tuple[Any, ...]:
     return shape
 
 
-def check_arrays(plan: Plan, inputs: dict[str, Array], targets: Array, where: str) -> None:
-    """Compare the sizes of all arrays with the plan's contracts, every symbol meaning one size.
+Shape = tuple[int, ...]
 
-    The first axis counts examples, whatever its symbol. E_CONSTRAINT names the array and both shapes.
+
+def check_shapes(plan: Plan, inputs: Mapping[str, Shape], targets: Shape, where: str) -> None:
+    """Compare the shapes of all arrays with the plan's contracts, every symbol meaning one size.
+
+    Shapes are known before any array is read. Each has at least one axis; the first one counts examples,
+    whatever its symbol. E_CONSTRAINT names the array and both shapes.
     """
     sizes: dict[str, int] = {}
     expected = {name: plan.values[value].shape for name, value in plan.inputs}
-    pairs = [(name, expected[name], array) for name, array in inputs.items()]
+    pairs = [(name, expected[name], shape) for name, shape in inputs.items()]
     pairs.append(("targets", score_shape(plan)[:-1], targets))
-    for name, shape, array in pairs:
-        if array.ndim != len(shape) or len(array) != len(targets):
-            raise _misfit(where, name, shape, array, f"{len(targets)} examples")
-        for dimension, size in zip(shape[1:], array.shape[1:], strict=True):
+    for name, shape, actual in pairs:
+        if len(actual) != len(shape) or actual[0] != targets[0]:
+            raise _misfit(where, name, shape, actual, f"{targets[0]} examples")
+        for dimension, size in zip(shape[1:], actual[1:], strict=True):
             names = symbols_of(dimension)
             if isinstance(dimension, Affine) and len(names) == 1 and names[0] not in sizes:
                 ((_, coefficient),) = dimension.terms
@@ -180,7 +202,7 @@ def check_arrays(plan: Plan, inputs: dict[str, Array], targets: Array, where: st
             if any(symbol not in sizes for symbol in names):
                 continue  # a sum of several unknown lengths: the network itself will check
             if evaluate(dimension, sizes) != size:
-                raise _misfit(where, name, shape, array, ", ".join(f"{s}={n}" for s, n in sizes.items()))
+                raise _misfit(where, name, shape, actual, ", ".join(f"{s}={n}" for s, n in sizes.items()))
     for symbol, size in sizes.items():
         low, high = plan.bounds.get(symbol, (0, None))
         if size < low or (high is not None and size > high):
@@ -209,10 +231,10 @@ def check_ids(plan: Plan, inputs: dict[str, Array], where: str) -> None:
                 )
 
 
-def _misfit(where: str, name: str, shape: Any, array: Array, context: str) -> IsomorphError:
+def _misfit(where: str, name: str, shape: Any, actual: Shape, context: str) -> IsomorphError:
     return IsomorphError(
         "E_CONSTRAINT",
-        f"{where}: {name} has shape {show_shape(array.shape)}, the network expects {show_shape(shape)}"
+        f"{where}: {name} has shape {show_shape(actual)}, the network expects {show_shape(shape)}"
         + (f" ({context})" if context else ""),
     )
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Protocol
+
+import numpy as np
 
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Plan
 from isomorph.training.checkpoint import RunDirectory
 from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Dataset, Order, evaluation_batches, open_dataset
+from isomorph.training.data import Array, Dataset, Order, evaluation_batches, open_dataset
 from isomorph.training.metrics import MetricsFile, Totals, keep_records, read_records
 from isomorph.training.schedule import learning_rate_at
 from isomorph.training.trainer import Trainer, load_trainer
-from isomorph.weights.file import save
 from isomorph.weights.initial import initial_weights
 
 
@@ -69,13 +71,17 @@ class Reporter(Protocol):
         """Something else to tell."""
         ...
 
+    def warn(self, text: str) -> None:
+        """Something that must be known, such as a damaged checkpoint that was passed over."""
+        ...
+
     def end(self) -> None:
         """Training is over, well or not."""
         ...
 
 
 class Silence:
-    """A reporter that shows nothing."""
+    """A reporter that shows nothing but warnings."""
 
     def begin(self, plan: Plan, dataset: Dataset, config: TrainingConfig, step: int) -> None:
         pass
@@ -88,6 +94,9 @@ class Silence:
 
     def note(self, text: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         pass
@@ -105,43 +114,48 @@ def train(
 ) -> Outcome:
     """Train a plan's network and leave everything in a directory (see :mod:`isomorph.training.checkpoint`).
 
+    The directory is this call's alone until it returns; no other process or thread may train there meanwhile.
+
     Args:
         plan: the network.
         config: every setting.
         directory: where; made when missing.
         resume: continue what has begun there; begin when nothing has. The result is bit-equal to that of a
-            run that was never interrupted.
+            run that was never interrupted. A damaged checkpoint is passed over for the one before it.
         force: delete a run that is there.
-        reporter: shows progress.
-        should_stop: asked after every step; when it says so, the state is saved and the run ends early.
+        reporter: shows progress; without one, warnings go to stderr and nothing else is shown.
+        should_stop: asked before the first step and after every one; when it says so, the state is saved and the
+            run ends early.
 
     Raises:
         IsomorphError: for wrong types (E_ARGUMENT), data that do not fit the plan (see ``open_dataset``) or
-            are fewer than a batch (E_ARGUMENT), a directory that holds
-            another run (E_CHECKPOINT), a backend that is not there (E_BACKEND), or a loss that is no longer
-            a finite number (E_RUNTIME).
+            are fewer than a batch (E_ARGUMENT), a directory that is in use, or holds another run, one that was
+            given other data, or a damaged one (E_CHECKPOINT), a backend that is not there (E_BACKEND), or a
+            loss, weights or moments that are no longer finite numbers (E_RUNTIME).
     """
     Plan.expect(plan)
     if not isinstance(config, TrainingConfig):
         raise IsomorphError("E_ARGUMENT", f"expected a TrainingConfig, got {shorten(type(config).__name__)}")
-    run = RunDirectory(directory)
-    dataset = open_dataset(config.data, plan, length=config.length, validation=config.validation)
-    _check_batch_size(config, dataset)
-    factory = load_trainer(config.backend)
-    if resume and run.finished:
-        run.prepare(plan, config, resume=True, force=False)
-        return _outcome_of_finished(run, config, dataset)
-    trainer = factory(plan, initial_weights(plan, config.seed), config)
-    run.prepare(plan, config, resume=resume, force=force)
-    checkpoint = run.latest()
-    step = 0
-    if checkpoint is not None:
-        step = checkpoint.step
-        trainer.load_state(checkpoint.state, step)
-    # Whatever was measured after that checkpoint, or at the very end, will be measured again.
-    keep_records(run.metrics, lambda record: record.get("step", 0) <= step and "test_loss" not in record)
-    session = _Session(plan, config, dataset, trainer, run, reporter or Silence(), should_stop)
-    return session.run_from(step)
+    run, reporter = RunDirectory(directory), reporter or Silence()
+    with run.own(reporter.warn):
+        run.open(plan, config, resume=resume, force=force)
+        dataset = open_dataset(config.data, plan, length=config.length, validation=config.validation)
+        _check_batch_size(config, dataset)
+        factory = load_trainer(config.backend)
+        if run.has_result(reporter.warn):
+            run.begin(dataset.fingerprint, reporter.warn)
+            return _outcome_of_finished(run, config, dataset)
+        trainer = factory(plan, initial_weights(plan, config.seed), config)
+        run.begin(dataset.fingerprint, reporter.warn)
+        checkpoint = run.latest(reporter.warn)
+        step = 0
+        if checkpoint is not None:
+            step = checkpoint.step
+            trainer.load_state(checkpoint.state, step)
+        # Whatever was measured after that checkpoint, or at the very end, will be measured again.
+        keep_records(run.metrics, lambda record: record.get("step", 0) <= step and "test_loss" not in record)
+        session = _Session(plan, config, dataset, trainer, run, reporter, should_stop)
+        return session.run_from(step)
 
 
 class _Session:
@@ -166,6 +180,8 @@ class _Session:
     def run_from(self, step: int) -> Outcome:
         try:
             self.reporter.begin(self.plan, self.dataset, self.config, step)
+            if step < self.config.steps and self.should_stop():
+                return self._outcome(step, None)
             while step < self.config.steps:
                 self._take(step)
                 step += 1
@@ -174,8 +190,7 @@ class _Session:
                     self._validate(step)
                 stopping = not last and self.should_stop()
                 if last or stopping or step % self.config.checkpoint_every == 0:
-                    self.metrics.sync()
-                    self.run.save(step, self.trainer.state())
+                    self._save(step)
                 if stopping:
                     return self._outcome(step, None)
             return self._finish()
@@ -193,7 +208,8 @@ class _Session:
         batch = self.dataset.take("train", indices, epochs)
         totals, norm = self.trainer.step(step, batch.parts(config.accumulate), rate)
         if not (isfinite(totals.loss) and isfinite(norm)):
-            raise self._diverged(step, totals.mean_loss, norm)
+            how = f"loss {totals.mean_loss}, gradient norm {norm}"
+            raise self._diverged(step + 1, how) if step else _unusable(how)
         record = {
             "step": step + 1,
             "epoch": round((step + 1) * config.batch_size / self.order.count, 4),
@@ -206,20 +222,27 @@ class _Session:
         self.metrics.write(record)
         self.reporter.step(record)
 
-    def _diverged(self, step: int, loss: float, norm: float) -> IsomorphError:
-        """What can be said of a loss or a gradient that is no longer a finite number."""
-        found = f"loss {loss}, gradient norm {norm}"
-        if step == 0:
-            return IsomorphError(
-                "E_RUNTIME",
-                f"the initial weights give no finite loss and gradient on the first batch: {found}",
-                hints=["the data are finite; look at init, at scale factors, and at the dtype's range"],
-            )
+    def _save(self, step: int) -> None:
+        """A checkpoint of what ``step`` steps have led to, if that is a state to go on from."""
+        state = self.trainer.state()
+        self._expect_finite(step, state)
+        self.metrics.sync()
+        self.run.save(step, state)
+
+    def _expect_finite(self, step: int, arrays: Mapping[str, Array]) -> None:
+        """E_RUNTIME unless all numbers are finite. The gradient of a last step may be when its weights are not."""
+        wrong = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+        if wrong:
+            what = f"{wrong[0]} and {len(wrong) - 1:,} more are" if len(wrong) > 1 else f"{wrong[0]} is"
+            raise self._diverged(step, f"{what} not finite")
+
+    def _diverged(self, step: int, how: str) -> IsomorphError:
+        """What can be said when ``step`` steps have led to numbers that are no longer finite."""
         hints = [f"lower the learning rate ({self.config.learning_rate:g}), warm up longer, or clip harder"]
         kept = self.run.checkpoints()
         if kept:
             hints.append(f"{kept[0].name} is from before")
-        return IsomorphError("E_RUNTIME", f"training diverged at step {step + 1}: {found}", hints=hints)
+        return IsomorphError("E_RUNTIME", f"training diverged at step {step}: {how}", hints=hints)
 
     def _validate(self, step: int) -> None:
         if self.dataset.count("validation"):
@@ -240,8 +263,12 @@ class _Session:
 
     def _finish(self) -> Outcome:
         """The test split, once; then the picture, and last the model, whose presence says that all is done."""
+        weights = self.trainer.weights()
+        self._expect_finite(self.config.steps, weights)  # in the plan's dtype, whose range may be smaller
         totals = self._evaluate("test") if self.dataset.count("test") else None
         if totals is not None:
+            if not isfinite(totals.loss):
+                raise self._diverged(self.config.steps, f"loss {totals.mean_loss} on the test split")
             record = {
                 "step": self.config.steps,
                 "test_loss": totals.mean_loss,
@@ -250,8 +277,9 @@ class _Session:
             }
             self.metrics.write(record)
         self.metrics.sync()
+        self.run.confirm()
         _draw(self.run, self.reporter)
-        save(self.run.model, self.plan, self.trainer.weights())
+        self.run.finish(weights)
         return self._outcome(self.config.steps, totals)
 
     def _outcome(self, step: int, test: Totals | None) -> Outcome:
@@ -266,6 +294,14 @@ class _Session:
             test_accuracy=test.accuracy if test else None,
             seconds=time.perf_counter() - self.begun,
         )
+
+
+def _unusable(how: str) -> IsomorphError:
+    return IsomorphError(
+        "E_RUNTIME",
+        f"the initial weights give no finite loss and gradient on the first batch: {how}",
+        hints=["the data are finite; look at init, at scale factors, and at the dtype's range"],
+    )
 
 
 def _check_batch_size(config: TrainingConfig, dataset: Dataset) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -75,6 +75,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             if isinstance(record, dict) and all(type(value) in (int, float) for value in record.values()):
                 records.append(record)
     return records
+
+
+def is_step(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of a step that a run took."""
+    return {"step", "loss", "learning_rate", "gradient_norm"} <= record.keys()
 
 
 def keep_records(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import io
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from isomorph.errors import IsomorphError, did_you_mean
+from isomorph.errors import IsomorphError
+from isomorph.paths import open_regular
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.resolver.dimensions import show_shape
+from isomorph.training.archive import Archive, Declared
 from isomorph.training.data import (
     Array,
     Batch,
     Dataset,
-    check_arrays,
+    Fingerprint,
     check_ids,
+    check_shapes,
     check_targets,
     score_shape,
 )
@@ -34,8 +34,14 @@ MOST_DEFAULT_LENGTH = 256
 class ArrayDataset:
     """Arrays whose first axis counts examples."""
 
-    def __init__(self, title: str, unit: str, splits: dict[str, tuple[dict[str, Array], Array]]) -> None:
-        self.title, self.unit, self._splits = title, unit, splits
+    def __init__(
+        self,
+        title: str,
+        unit: str,
+        splits: dict[str, tuple[dict[str, Array], Array]],
+        fingerprint: Fingerprint,
+    ) -> None:
+        self.title, self.unit, self._splits, self.fingerprint = title, unit, splits, fingerprint
 
     def count(self, split: str) -> int:
         return len(self._splits[split][1]) if split in self._splits else 0
@@ -53,9 +59,15 @@ class TextDataset:
     """
 
     def __init__(
-        self, title: str, input_name: str, splits: dict[str, Array], length: int, dtype: str
+        self,
+        title: str,
+        input_name: str,
+        splits: dict[str, Array],
+        length: int,
+        dtype: str,
+        fingerprint: Fingerprint,
     ) -> None:
-        self.title, self.unit, self.length = title, "byte", length
+        self.title, self.unit, self.length, self.fingerprint = title, "byte", length, fingerprint
         self._name, self._splits, self._dtype = input_name, splits, dtype
 
     def count(self, split: str) -> int:
@@ -107,12 +119,14 @@ def digits(plan: Plan, validation: float) -> Dataset:
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels / 16.0).astype(np.float32).reshape(-1, *shape[1:])
     labels = labels.astype(np.int64)
+    # The same whatever the form in which a network takes them, and on every machine.
+    fingerprint = Fingerprint.of(images.astype("<f4").tobytes() + labels.astype("<i8").tobytes())
     check_targets(labels, score_shape(plan)[-1], "digits")
-    check_arrays(plan, {name: images}, labels, "digits")
+    check_shapes(plan, {name: images.shape}, labels.shape, "digits")
     rest, test = stratified_split(labels, TEST_DIGITS)
     splits = _with_validation({name: images}, labels, rest, validation, "digits")
     splits["test"] = ({name: images[test]}, labels[test])
-    return ArrayDataset("handwritten digits", "image", splits)
+    return ArrayDataset("handwritten digits", "image", splits, fingerprint)
 
 
 def stratified_split(labels: Array, held_out: int) -> tuple[Array, Array]:
@@ -180,7 +194,7 @@ def text(plan: Plan, place: str, length: int, validation: float) -> Dataset:
             hints=["give a longer file, or shorter examples (--length)"],
         )
     title = "Python's documentation topics" if place == "pydoc" else f"bytes of {Path(place).name}"
-    return TextDataset(title, name, splits, T, dtype)
+    return TextDataset(title, name, splits, T, dtype, Fingerprint.of(content))
 
 
 def _text_contract(plan: Plan, length: int) -> tuple[str, str, int]:
@@ -216,9 +230,10 @@ def _topics() -> bytes:
 
 
 def read_bytes(place: str) -> bytes:
-    """A file's content; E_ARGUMENT when it cannot be read or is empty."""
+    """A regular file's content, read once; E_ARGUMENT when it cannot be read, is no such file, or is empty."""
     try:
-        content = Path(place).read_bytes()
+        with open_regular(place) as file:
+            content = file.read()
     except OSError as error:
         raise IsomorphError(
             "E_ARGUMENT", f"cannot read the data {place}: {error.strerror or error}", hints=["check the path"]
@@ -238,95 +253,64 @@ def npz(plan: Plan, place: str, validation: float) -> Dataset:
     examples, stratified by class, is held out.
     """
     where = f"npz:{place}"
-    arrays = _read_archive(place)
-    inputs, targets = _examples(plan, arrays, "", where)
-    if any(name.endswith("_test") for name in arrays):
+    content = read_bytes(place)
+    archive = Archive(content, place)
+    inputs, targets = _examples(plan, archive, "", where)
+    if any(name.endswith("_test") for name in archive.names):
         splits = _with_validation(inputs, targets, np.arange(len(targets)), validation, where)
-        splits["test"] = _examples(plan, arrays, "_test", where)
+        splits["test"] = _examples(plan, archive, "_test", where)
     else:
         rest, test = split_examples(targets, round(len(targets) * TEST_FRACTION))
         splits = _with_validation(inputs, targets, rest, validation, where)
         splits["test"] = ({name: array[test] for name, array in inputs.items()}, targets[test])
-    return ArrayDataset(f"arrays of {Path(place).name}", "example", splits)
+    return ArrayDataset(f"arrays of {Path(place).name}", "example", splits, Fingerprint.of(content))
 
 
-def _read_archive(place: str) -> dict[str, Array]:
-    """The arrays, without unpickling anything."""
-    content = read_bytes(place)
-    try:
-        if not content.startswith(b"PK"):  # NumPy would take it for a pickle
-            raise ValueError(
-                "it holds a single array" if content.startswith(b"\x93NUMPY") else "it is another file"
-            )
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {name: _member(archive, name) for name in archive.files}
-    except (
-        ValueError,
-        EOFError,
-        OSError,
-        KeyError,
-        NotImplementedError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as error:
+def _examples(plan: Plan, archive: Archive, suffix: str, where: str) -> tuple[dict[str, Array], Array]:
+    """Inputs in the plan's dtypes and int64 targets, all checked: what is declared first, then the numbers."""
+    names, present, y = [name for name, _ in plan.inputs], archive.names, "y" + suffix
+    keys = {
+        name: name + suffix if name + suffix in present or len(names) > 1 else "x" + suffix for name in names
+    }
+    declared = {key: _declared(archive, key, where) for key in (*keys.values(), y)}
+    dtypes = {name: plan.values[value].dtype for name, value in plan.inputs}
+    for name, key in keys.items():
+        _check_kind(declared[key].dtype, dtypes[name], f"{where}: {key}")
+    if declared[y].dtype.kind not in "iu":
         raise IsomorphError(
-            "E_ARGUMENT",
-            f"{place} is no usable NumPy archive: {error}",
-            hints=["write it with numpy.savez(FILE, x=..., y=...); arrays of Python objects are not read"],
-        ) from None
-
-
-def _member(archive: Any, name: str) -> Array:
-    """One array of an archive; ValueError, in our words, for what is not read."""
-    try:
-        found = archive[name]
-    except ValueError as error:
-        raise ValueError(f"{name} is damaged or holds Python objects") from error
-    if not isinstance(found, np.ndarray):
-        raise ValueError(f"{name} is no array")
-    return found
-
-
-def _examples(
-    plan: Plan, arrays: dict[str, Array], suffix: str, where: str
-) -> tuple[dict[str, Array], Array]:
-    """Inputs in the plan's dtypes and int64 targets, all checked."""
-    names = [name for name, _ in plan.inputs]
-    inputs: dict[str, Array] = {}
-    for name, value in plan.inputs:
-        key = name + suffix if name + suffix in arrays or len(names) > 1 else "x" + suffix
-        inputs[name] = _cast(_array(arrays, key, where), plan.values[value].dtype, f"{where}: {key}")
-    targets = _array(arrays, "y" + suffix, where)
-    if targets.dtype.kind not in "iu":
-        raise IsomorphError(
-            "E_DTYPE", f"{where}: y{suffix} must hold whole numbers, one class each, got {targets.dtype}"
+            "E_DTYPE", f"{where}: {y} must hold whole numbers, one class each, got {declared[y].dtype}"
         )
-    if targets.dtype.kind == "u":  # above 2**63 they would turn negative
-        check_targets(targets, score_shape(plan)[-1], where)
-    targets = targets.astype(np.int64)
-    check_arrays(plan, inputs, targets, where)
+    shapes = {name: declared[key].shape for name, key in keys.items()}
+    check_shapes(plan, shapes, declared[y].shape, where)
+
+    inputs = {
+        name: _cast(archive.read(key, declared[key]), dtypes[name], f"{where}: {key}")
+        for name, key in keys.items()
+    }
+    targets = archive.read(y, declared[y])
+    check_targets(
+        targets, score_shape(plan)[-1], where
+    )  # before the cast: above 2**63 they would turn negative
     check_ids(plan, inputs, where)
-    check_targets(targets, score_shape(plan)[-1], where)
-    return inputs, targets
+    return inputs, targets.astype(np.int64)
 
 
-def _array(arrays: dict[str, Array], key: str, where: str) -> Array:
-    if key not in arrays:
-        raise IsomorphError(
-            "E_ARGUMENT",
-            f"{where} has no array {key!r}; it has: {', '.join(arrays) or 'none'}",
-            hints=did_you_mean(key, arrays),
-        )
-    if not arrays[key].ndim or not len(arrays[key]):
+def _declared(archive: Archive, key: str, where: str) -> Declared:
+    declared = archive.declared(key)
+    if not declared.shape or not declared.shape[0]:
         raise IsomorphError("E_ARGUMENT", f"{where}: {key} holds no examples")
-    return arrays[key]
+    return declared
+
+
+def _check_kind(actual: np.dtype[Any], dtype: str, where: str) -> None:
+    """E_DTYPE unless numbers of this dtype can be an input's."""
+    kinds = "biuf" if dtype in DTYPE_BYTES else "b" if dtype == "bool" else "iu"
+    if actual.kind not in kinds:
+        raise IsomorphError("E_DTYPE", f"{where} must be {dtype} or convertible to it, got {actual}")
 
 
 def _cast(array: Array, dtype: str, where: str) -> Array:
     """The array in an input's dtype; half precisions stay float32 until the network rounds them."""
-    kinds = "biuf" if dtype in DTYPE_BYTES else "b" if dtype == "bool" else "iu"
-    if array.dtype.kind not in kinds:
-        raise IsomorphError("E_DTYPE", f"{where} must be {dtype} or convertible to it, got {array.dtype}")
     target: Any = {"bfloat16": "float32", "float16": "float32"}.get(dtype, dtype)
     with np.errstate(over="ignore"):  # what is then infinite is refused
         found = array.astype(target)

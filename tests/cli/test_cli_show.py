@@ -11,6 +11,7 @@ import isomorph as iso
 from isomorph.cli.show import of_bytes, scaled
 from isomorph.training.checkpoint import RunDirectory
 from isomorph.training.config import TrainingConfig
+from isomorph.training.data import Fingerprint
 
 BLOCK = """\
 Network: [B, 8, 32] -> [B, 8, 32]  dtype=float32
@@ -204,8 +205,10 @@ def test_an_unfinished_run_says_how_to_go_on(isomorph, tmp_path):
         "  give a definition (.net), a saved model, or the directory of a finished run\n"
     )
     run = RunDirectory(tmp_path)
-    run.prepare(iso.resolve('input("B", 3)\nlinear(2)'), TrainingConfig("digits"), resume=False, force=False)
-    run.save(1200, {})
+    with run.own():
+        run.open(iso.resolve('input("B", 3)\nlinear(2)'), TrainingConfig("digits"), resume=False, force=False)
+        run.begin(Fingerprint.of(b""))
+        run.save(1200, {})
     result = isomorph("show", tmp_path)
     assert (result.status, result.err) == (
         2,

@@ -74,7 +74,7 @@ def test_a_signal_saves_and_stops(isomorph, arguments, monkeypatch, tmp_path, nu
     with monkeypatch.context() as patch:
         patch.setattr(loop.MetricsFile, "write", interrupted)
         result = isomorph(*arguments, "--steps", 10, "--quiet")
-    assert (result.status, result.out) == (130, "")
+    assert (result.status, result.out) == (128 + number, "")
     assert result.err == "stopped after step 4 of 10; the same command with --resume continues\n"
     assert signal.getsignal(number) is before
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == [
@@ -154,3 +154,78 @@ def test_bits_per_byte_are_told_for_text(isomorph, tmp_path):
         "--resume",
     )
     assert f"(loss {loss:.4f}, {loss / np.log(2):.3f} bits per byte)" in result.out
+
+
+# -- signals, from the first line --------------------------------------------------------------
+
+STARTING = """
+import builtins, importlib, os, signal, sys, time
+place, number = sys.argv.pop(1), int(sys.argv.pop(1))
+
+def hang(*arguments):
+    os.kill(os.getpid(), number)
+    time.sleep(60)  # the signal acts here
+
+if place == "import":
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "numpy":
+                hang()
+    sys.meta_path.insert(0, Finder())
+elif place == "data":
+    import isomorph.training.sources
+    isomorph.training.sources.read_bytes = hang
+else:
+    import isomorph.training.loop
+    isomorph.training.loop.load_trainer = hang
+from isomorph.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("place", ["import", "data", "framework"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_f15_a_signal_acts_before_the_first_step(tmp_path, arguments, place, number):
+    command = [sys.executable, "-c", STARTING, place, str(int(number)), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
+
+
+def test_f15_a_signal_that_is_ignored_stays_ignored(isomorph, arguments, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    write = loop.MetricsFile.write
+
+    def interrupted(self, record) -> None:
+        write(self, record)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop.MetricsFile, "write", interrupted)
+    try:
+        assert isomorph(*arguments, "--steps", 3, "--quiet").status == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_f1_a_run_on_changed_data_is_refused_in_a_terminal_too(isomorph, arguments, tmp_path):
+    isomorph(*arguments, "--steps", 3)
+    content = (tmp_path / "data.npz").read_bytes()
+    rng = np.random.default_rng(1)
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((50, 3)), y=rng.integers(0, 2, 50))
+    result = isomorph(*arguments, "--resume")
+    assert (result.status, result.err.splitlines()[0]) == (
+        2,
+        f"E_CHECKPOINT: {tmp_path}/run holds a run that was given other data: 'npz:{tmp_path}/data.npz' "
+        "was changed since",
+    )
+    (tmp_path / "data.npz").write_bytes(content)
+    assert isomorph(*arguments, "--resume").status == 0
+
+
+def test_f13_a_damaged_configuration_is_told_and_can_be_cleared(isomorph, arguments, tmp_path):
+    isomorph(*arguments, "--steps", 1)
+    config = tmp_path / "run" / "config.json"
+    config.write_bytes(config.read_bytes()[:100])
+    assert isomorph(*arguments, "--resume").err.startswith(
+        f"E_CHECKPOINT: the run cannot be resumed: {config} is damaged: "
+    )
+    assert isomorph(*arguments, "--steps", 1, "--force").status == 0

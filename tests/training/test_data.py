@@ -1,5 +1,8 @@
 """Which examples there are, how they are split, in which order they come, and what is refused."""
 
+import os
+import socket
+
 import numpy as np
 import pytest
 
@@ -366,3 +369,36 @@ def test_other_files_are_no_archives(tmp_path):
             refusal(VECTORS, f"npz:{path}")
             == f"E_ARGUMENT: {path} is no usable NumPy archive: {reason}{hint}"
         )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("kind", ["text", "npz"])
+def test_f15_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
+    text = BYTES if kind == "text" else VECTORS
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+    for place, what in (
+        (tmp_path / "pipe", "a pipe"),
+        (tmp_path / "s", "a socket"),
+        (tmp_path, "a directory"),
+        ("/dev/zero", "a device"),
+    ):
+        assert refusal(text, f"{kind}:{place}") == (
+            f"E_ARGUMENT: cannot read the data {place}: it is {what}, expected a regular file\n  check the path"
+        )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_f15_a_file_that_is_exchanged_for_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
+    place = tmp_path / "data"
+    place.write_bytes(b"abc")
+    opened = os.open
+
+    def exchange(path, *arguments):
+        place.unlink()
+        os.mkfifo(place)
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", exchange)
+    assert "it is a pipe, expected a regular file" in refusal(BYTES, f"text:{place}")

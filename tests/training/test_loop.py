@@ -212,3 +212,178 @@ def test_wrong_types_are_told(tmp_path, data):
 def test_a_directory_may_be_given_as_bytes(tmp_path, data):
     outcome = train(iso.resolve(TEXT), config(data, steps=1), os.fsencode(tmp_path / "run"))
     assert outcome.directory == str(tmp_path / "run")
+
+
+# -- a run has one owner and knows its data ----------------------------------------------------
+
+BACKENDS = ["torch", "nnx"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("kind", ["npz", "text"])
+def test_f1_a_run_is_not_continued_on_other_data(tmp_path, kind, finished):
+    rng = np.random.default_rng(0)
+    place = tmp_path / "data"
+
+    def write(seed: int) -> None:
+        if kind == "text":
+            place.write_bytes(bytes([seed]) * 200)
+        else:
+            with place.open("wb") as file:
+                np.savez(file, x=rng.standard_normal((60, 6)), y=rng.integers(0, 3, 60))
+
+    text = TEXT
+    if kind == "text":
+        text = 'input("B", "T", dtype="int64")\nembedding(256, 2)\nlinear()\noutput("B", "T", 256)'
+    settings = config(f"{kind}:{place}", batch_size=4, steps=4, length=8 if kind == "text" else 0)
+    stopper = Stopper(2)
+    stop = {} if finished else {"reporter": stopper, "should_stop": stopper}
+    write(1)
+    before = place.read_bytes()
+    train(iso.resolve(text), settings, tmp_path / "run", **stop)
+    write(2)
+    stored = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(IsomorphError) as error:
+        train(iso.resolve(text), settings, tmp_path / "run", resume=True)
+    assert (error.value.code, error.value.message) == (
+        "E_CHECKPOINT",
+        f"{tmp_path}/run holds a run that was given other data: '{kind}:{place}' was changed since",
+    )
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == stored
+    place.write_bytes(before)
+    assert train(iso.resolve(text), settings, tmp_path / "run", resume=True).step == 4
+
+
+def test_f1_built_in_data_are_known_by_what_they_hold(tmp_path, monkeypatch):
+    from isomorph.training import sources
+
+    text = 'input("B", "T", dtype="int64")\nembedding(256, 2)\nlinear()\noutput("B", "T", 256)'
+    settings = config("text:pydoc", length=8, steps=1, validation=0.0)
+    monkeypatch.setattr(sources, "_topics", lambda: b"as one Python has them" * 20)
+    train(iso.resolve(text), settings, tmp_path / "run")
+    monkeypatch.setattr(sources, "_topics", lambda: b"as another one has them" * 20)
+    with pytest.raises(IsomorphError, match="was given other data: 'text:pydoc' was changed since"):
+        train(iso.resolve(text), settings, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"force": True}])
+def test_f2_a_directory_that_is_in_use_is_left_alone(tmp_path, data, options):
+    # The second asks in the middle of the first, which then ends as it would have alone.
+    messages = []
+
+    class Meddling(Silence):
+        def step(self, record) -> None:
+            if record["step"] == 4:
+                with pytest.raises(IsomorphError) as error:
+                    run(tmp_path / "run", config(data, seed=1), **options)
+                messages.append(error.value.message)
+
+    run(tmp_path / "straight", config(data))
+    train(iso.resolve(TEXT), config(data), tmp_path / "run", reporter=Meddling())
+    assert messages == [f"{tmp_path}/run is in use: this process ({os.getpid()}) trains there"]
+    for name in ("model.safetensors", "config.json", "checkpoint-00000003.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_f2_two_runs_in_one_directory_are_not_mixed(tmp_path, data):
+    # Its lock is removed by hand, and another run begins there: the first one stores nothing more.
+    class Robbed(Silence):
+        def step(self, record) -> None:
+            if record["step"] == 4:
+                (tmp_path / "run" / ".isomorph-run.lock").unlink()
+                run(tmp_path / "run", config(data, seed=1), after=4, force=True)
+
+    with pytest.raises(IsomorphError, match="no longer belongs to this run"):
+        train(iso.resolve(TEXT), config(data), tmp_path / "run", reporter=Robbed())
+    run(tmp_path / "run", config(data, seed=1), resume=True)
+    run(tmp_path / "straight", config(data, seed=1))
+    assert comparable(tmp_path / "run") == comparable(tmp_path / "straight")
+    for name in ("model.safetensors", "checkpoint-00000006.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_f4_a_last_step_to_numbers_that_are_not_finite_makes_no_model(tmp_path, data, backend):
+    # A step of 1e38 is still a float32; decay by 1e38 * 1000 of a weight is not.
+    pytest.importorskip("optax" if backend == "nnx" else "torch")
+    settings = config(
+        data, backend=backend, steps=1, warmup=0, learning_rate=1e38, weight_decay=1e3, final_learning_rate=1
+    )
+    with pytest.raises(IsomorphError) as error:
+        run(tmp_path / "run", settings)
+    assert error.value.code == "E_RUNTIME"
+    more = (
+        3 if backend == "torch" else 1
+    )  # which multiplies biases' steps by 1 / (1 - beta1) before it takes them
+    assert error.value.message == (
+        f"training diverged at step 1: weights/first.weight and {more} more are not finite"
+    )
+    assert error.value.hints == ("lower the learning rate (1e+38), warm up longer, or clip harder",)
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["config.json", "definition.net", "metrics.jsonl"]
+
+
+def test_f4_the_last_good_state_is_kept(tmp_path, data, monkeypatch):
+    from isomorph.backends.torch.training import Trainer
+
+    step = Trainer.step
+
+    def diverge(self, number, parts, learning_rate):
+        return step(self, number, parts, 1e38 if number == 5 else learning_rate)
+
+    monkeypatch.setattr(Trainer, "step", diverge)
+    with pytest.raises(IsomorphError) as error:
+        run(tmp_path / "run", config(data, weight_decay=1e3))
+    assert error.value.message.startswith("training diverged at step 6: weights/")
+    assert error.value.hints[1] == "checkpoint-00000003.safetensors is from before"
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_f4_weights_that_their_dtype_cannot_hold_make_no_model(tmp_path, data, monkeypatch):
+    # The largest float32 is above the largest bfloat16, 2**127 * (2 - 2**-7), and rounds to infinity.
+    from isomorph.backends.torch.training import Trainer
+
+    weights = Trainer.weights
+
+    def huge(self):
+        return {path: np.full_like(array, 3.4028235e38) for path, array in weights(self).items()}
+
+    monkeypatch.setattr(Trainer, "weights", huge)
+    with pytest.raises(
+        IsomorphError, match=r"training diverged at step 1: first\.weight and 3 more are not finite"
+    ):
+        train(iso.resolve(TEXT, dtype="bfloat16"), config(data, steps=1), tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "flipped"])
+def test_f13_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path, data, how, capsys):
+    run(tmp_path / "straight", config(data))
+    run(tmp_path / "run", config(data, checkpoint_every=2), after=5)
+    newest = tmp_path / "run" / "checkpoint-00000005.safetensors"
+    content = newest.read_bytes()
+    damaged = {"cut": content[: len(content) // 2], "empty": b"", "flipped": content[:-1] + b"\xff"}
+    newest.write_bytes(damaged[how])
+    run(tmp_path / "run", config(data, checkpoint_every=2), resume=True)
+    told = capsys.readouterr().err
+    assert told.startswith(str(newest))
+    assert told.endswith("; continuing from checkpoint-00000004.safetensors\n")
+    assert comparable(tmp_path / "run") == comparable(tmp_path / "straight")
+    names = [directory / "model.safetensors" for directory in (tmp_path / "run", tmp_path / "straight")]
+    assert names[0].read_bytes() == names[1].read_bytes()
+
+
+def test_f13_a_damaged_model_of_a_finished_run_is_written_again(tmp_path, data, capsys):
+    run(tmp_path / "run", config(data))
+    model = tmp_path / "run" / "model.safetensors"
+    content = model.read_bytes()
+    model.write_bytes(content[:-1])
+    outcome = run(tmp_path / "run", config(data), resume=True)
+    assert (outcome.step, outcome.test_count) == (6, 12)
+    assert model.read_bytes() == content
+    assert "it is written again" in capsys.readouterr().err
+
+
+def test_a_stop_that_was_asked_for_before_the_first_step_takes_none(tmp_path, data):
+    outcome = train(iso.resolve(TEXT), config(data), tmp_path / "run", should_stop=lambda: True)
+    assert (outcome.step, outcome.stopped) == (0, True)
