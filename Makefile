@@ -42,7 +42,7 @@ bench-quick: | $(BIN)/python
 	$(BIN)/python benchmarks/suite.py --quick
 
 docs: $(VENV)/.docs
-	$(BIN)/isomorph docs --out docs/operators
+	$(BIN)/isomorph docs --out docs/operators --force
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 clean:

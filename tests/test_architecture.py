@@ -14,13 +14,14 @@ import isomorph
 PACKAGE = Path(isomorph.__file__).parent
 
 # Each part may import itself and the parts listed; everything may import the foundation.
-FOUNDATION = {"errors", "limits", "initializers", "paths", "primitives"}
+FOUNDATION = {"errors", "limits", "initializers", "paths", "primitives", "writing"}
 MAY_IMPORT = {
     "errors": set(),
     "limits": set(),
     "paths": set(),
     "initializers": set(),
     "primitives": set(),
+    "writing": set(),
     "language": set(),
     "operators": set(),
     "ops": {"language", "operators"},
@@ -47,6 +48,7 @@ STANDARD_ONLY = (
     "paths",
     "initializers",
     "primitives",
+    "writing",
     "language",
     "operators",
     "resolver",
@@ -104,6 +106,93 @@ def test_imports_point_one_way(path: Path) -> None:
             assert part in ("backends", "flax"), (
                 f"{path}:{line}: only backends name a framework, imports {module}"
             )
+
+
+# -- one way to write a result --------------------------------------------------------------------
+
+_WRITERS = {
+    "write_text",
+    "write_bytes",
+    "savefig",
+    "touch",
+    "symlink_to",
+    "hardlink_to",
+    "copyfile",
+    "copytree",
+}
+_IN_MODULES = {  # functions that write or rename, by the module they belong to
+    "os": {"open", "replace", "rename", "renames", "link", "symlink", "mkfifo", "truncate"},
+    "np": {"save", "savez", "savez_compressed", "savetxt", "memmap"},
+    "shutil": {"copy", "copy2", "copyfile", "copytree", "move"},
+    "torch": {"save"},
+    "onnx_ir": {"save"},
+    "tempfile": {"mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory"},
+}
+WRITE_THEMSELVES = {
+    ("training/metrics.py", "open"),  # a run's own records, a line at a time
+    ("training/curve.py", "savefig"),  # into memory
+    ("backends/torch/onnx.py", "save"),  # into a hidden directory, from which the files take their names
+    (
+        "training/ownership.py",
+        "open",
+    ),  # the file by whose lock a directory is owned; it holds nothing of a result
+    ("paths.py", "open"),  # for reading, without waiting for whoever writes to a pipe
+    ("cli/main.py", "open"),  # of os.devnull, when nobody reads the output any more
+}
+
+
+def _writes(call: ast.Call) -> str | None:
+    """The name of a function that makes, changes or replaces a file, when this calls one."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        name, owner = function.attr, function.value.id if isinstance(function.value, ast.Name) else ""
+        if name in _WRITERS or name in _IN_MODULES.get(owner, ()):
+            return name
+        place = 1 if name == "fdopen" else 0  # of the mode: path.open(mode)
+        others = not isinstance(call.args[0], ast.Constant) if call.args else True
+        if name == "open" and others and not any(keyword.arg == "mode" for keyword in call.keywords):
+            return None  # a method of that name of something else
+    elif isinstance(function, ast.Name):
+        name, place = function.id, 1
+    else:
+        return None
+    if name not in ("open", "fdopen"):
+        return None
+    mode = [*call.args[place : place + 1], *(k.value for k in call.keywords if k.arg == "mode")]
+    reads = not mode or (isinstance(mode[0], ast.Constant) and mode[0].value in ("r", "rb", "rt"))
+    return None if reads else name
+
+
+def test_f12_results_are_written_in_one_place() -> None:
+    """Whoever opens a file for writing, or renames one, does it by the rule of ``isomorph.writing``."""
+    found = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in FILES
+        if part_of(path) != "writing"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and (name := _writes(node))
+    }
+    assert found == WRITE_THEMSELVES
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["open(p, 'w')", "p.open('ab')", "open(p, mode='x')", "open(p, m)", "p.write_text('')", "os.replace(a, b)",
+     "np.save(p, x)", "figure.savefig(p)", "p.open('rb+')", "shutil.copy(a, b)", "os.fdopen(d, 'wb')"],
+)  # fmt: skip
+def test_the_test_above_sees(line: str) -> None:
+    call = ast.parse(line, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert _writes(call)
+
+
+@pytest.mark.parametrize(
+    "line", ["open(p)", "open(p, 'rb')", "p.open()", "p.open('r')", "safe_open(p)", "run.open(plan)"]
+)
+def test_the_test_above_lets_pass(line: str) -> None:
+    call = ast.parse(line, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert _writes(call) is None
 
 
 def loaded_after(statement: str) -> set[str]:

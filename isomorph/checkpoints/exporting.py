@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -27,14 +25,16 @@ from isomorph.checkpoints.families import Match, recognize
 from isomorph.checkpoints.family import Family, Handled, Row, each_layer, nested, their_shape, to_theirs
 from isomorph.checkpoints.generation import generation_bytes
 from isomorph.checkpoints.notes import TOKEN_IDS, class_names_of, token_id_of
-from isomorph.checkpoints.sentence import MODULES, write_sentence
+from isomorph.checkpoints.sentence import MODULES, POOLING_DIRECTORY, write_sentence
 from isomorph.checkpoints.source import CONFIGURATION, GENERATION, SAFETENSORS
 from isomorph.errors import IsomorphError, shorten, shown
-from isomorph.paths import TOKENIZER, path_text
+from isomorph.paths import TOKENIZER
 from isomorph.plan import DTYPE_BYTES, Plan
-from isomorph.weights.atomic import atomic_write, sync_directory
 from isomorph.weights.convert import owned_weights, to_array
 from isomorph.weights.file import write_safetensors
+from isomorph.writing.atomic import atomic_write, hidden_directory, sync_directory, take_name
+from isomorph.writing.marks import Kind, tensor_metadata
+from isomorph.writing.rule import Input, Target, directory_target, made_directory
 
 INDEX = f"{SAFETENSORS}.index.json"
 MOST_SHARD_BYTES = 5_000_000_000
@@ -43,11 +43,9 @@ _SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 _METADATA = {"format": "pt", "isomorph.export": "1"}
 _GENERATION_KEY = "isomorph.export.generation"
 """In the header of an export's weights: the digest of the settings of generation that were written beside them."""
-_FOREIGN = re.compile(
-    r"generation_config\.json|pytorch_model.*\.bin(\.index\.json)?|adapter_(config|model)\..*|(tf|flax)_model.*"
-)
-"""What loaders read beside ``config.json`` and ``model.safetensors``, or instead, and no export writes; settings of generation
-it does write, where the model has some."""
+_PART = Kind("published model", (), lambda name: True)  # whose it is, the weights in the directory say
+_FOREIGN = re.compile(r"pytorch_model.*\.bin(\.index\.json)?|adapter_(config|model)\..*|(tf|flax)_model.*")
+"""What loaders read beside ``config.json`` and ``model.safetensors``, or instead, and no export writes."""
 
 
 def export_checkpoint(
@@ -58,6 +56,8 @@ def export_checkpoint(
     max_shard_bytes: int = MOST_SHARD_BYTES,
     notes: Mapping[str, Any] | None = None,
     tokenizer: bytes | None = None,
+    force: bool = False,
+    inputs: Sequence[Input] = (),
 ) -> str:
     """Write ``config.json`` and the weights, from which ``from_pretrained`` makes the same network.
 
@@ -76,14 +76,17 @@ def export_checkpoint(
             :func:`isomorph.weights.file.load_notes` gives them; ids and names that do not fit the network are left
             out, as if they were not known.
         tokenizer: the content of a ``tokenizer.json`` to write beside; one that is there is kept without it.
+        force: whether somebody else's files are replaced that have an export's names. Those with other names that
+            a loader would read are in the way nevertheless.
+        inputs: paths of what is read meanwhile, which is never replaced.
 
     Returns:
         The class of ``transformers`` that loads it, such as ``GPT2LMHeadModel``.
 
     Raises:
         IsomorphError: E_CHECKPOINT when the plan is not laid out as any known family, with what is in the
-            way, or the directory holds somebody else's model or cannot be written; E_WEIGHTS when the arrays
-            are not the plan's; E_ARGUMENT for arguments of another kind.
+            way; E_OUTPUT when the directory holds somebody else's model or cannot be written; E_WEIGHTS when the
+            arrays are not the plan's; E_ARGUMENT for arguments of another kind.
     """
     if type(max_shard_bytes) is not int or max_shard_bytes < 1:
         raise IsomorphError(
@@ -97,56 +100,71 @@ def export_checkpoint(
         )
     match = recognize(plan)
     found = {path: to_array(path, array) for path, array in owned_weights(plan, weights).items()}
-    target = Path(path_text(directory, "the directory's path"))
+    target = directory_target(directory, "the directory's path")
     text = json.dumps(_configuration(plan, match, notes or {}), indent=2, sort_keys=True) + "\n"
     generation = generation_bytes(notes or {}) if match.family.has_tokens else None
-    staged = target / f".export.{secrets.token_hex(8)}.tmp"
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        _refuse_foreign_model(target, tokenizer)
-        staged.mkdir()
-        try:
+    with made_directory(target):
+        _refuse_foreign_model(target, tokenizer, force)
+        with hidden_directory(target, "export") as place:
             metadata = _METADATA
             if generation is not None:
-                atomic_write(staged / GENERATION, generation)
+                atomic_write(place / GENERATION, generation)
                 metadata = {**_METADATA, _GENERATION_KEY: sha256(generation).hexdigest()}
-            _write_weights(staged, plan, match, found, max_shard_bytes, metadata)
+            _write_weights(place, plan, match, found, max_shard_bytes, metadata)
             if pooling := match.options.get("pooling"):
-                write_sentence(staged, pooling, match.options["normalize"], match.options["hidden_size"])
+                write_sentence(place, pooling, match.options["normalize"], match.options["hidden_size"])
             if tokenizer is not None:
-                atomic_write(staged / TOKENIZER, tokenizer)
-            atomic_write(staged / CONFIGURATION, text.encode())
-            _replace(staged, target)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-    except OSError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT", f"cannot write {target}: {error.strerror or error}", hints=["choose a directory"]
-        ) from error
+                atomic_write(place / TOKENIZER, tokenizer)
+            atomic_write(place / CONFIGURATION, text.encode())
+            _check_places(place, target, tuple(inputs))
+            _replace(place, target)
     return match.options["architecture"]
 
 
-def _refuse_foreign_model(target: Path, tokenizer: bytes | None) -> None:
-    """E_CHECKPOINT listing the files of a model that is no earlier export."""
-    names = sorted(file.name for file in target.iterdir())
+def _refuse_foreign_model(target: Path, tokenizer: bytes | None, force: bool) -> None:
+    """E_OUTPUT listing the files of a model that is no earlier export."""
+    pooling = f"{POOLING_DIRECTORY}/{CONFIGURATION}"
+    names = [*sorted(os.listdir(target)), *([pooling] if os.path.lexists(target / pooling) else [])]
     weights = [name for name in names if _are_weights(name)]
     foreign = {name for name in weights if not _is_ours(target / name)}
     if foreign or not weights:
-        foreign |= {CONFIGURATION, INDEX, MODULES} & set(names)
-        if tokenizer is not None and TOKENIZER in names and (target / TOKENIZER).read_bytes() != tokenizer:
+        foreign |= {CONFIGURATION, INDEX, MODULES, pooling} & set(names)
+        if tokenizer is not None and TOKENIZER in names and not _holds(target / TOKENIZER, tokenizer):
             foreign.add(TOKENIZER)
-    foreign |= {name for name in names if _FOREIGN.fullmatch(name)}
-    if GENERATION in foreign and _wrote_generation(target, weights):
-        foreign.remove(GENERATION)
+    if GENERATION in names and not _wrote_generation(target, weights):
+        foreign.add(GENERATION)
+    # No export writes these, so none replaces them.
+    beside = {name for name in names if _FOREIGN.fullmatch(name)}
+    foreign = beside if force else foreign | beside
     if foreign:
+        mend = "" if beside else "; or replace them: --force, in Python force=True"
         raise IsomorphError(
-            "E_CHECKPOINT",
+            "E_OUTPUT",
             f"{target} holds files of a model that was not exported here, which a loader would read",
             hints=[
                 *sorted(map(shown, foreign))[:_MOST_LISTED],
-                "choose another directory, or move them away",
+                f"choose another directory, or move them away{mend}",
             ],
         )
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+def _check_places(written: Path, target: Path, inputs: tuple[Input, ...]) -> None:
+    """E_OUTPUT when a file cannot go where it belongs, or an input would be replaced or removed."""
+    files = [file.relative_to(written) for file in written.rglob("*")]
+    there = [
+        Path(name)
+        for name in os.listdir(target)
+        if _are_weights(name) or name in (INDEX, MODULES, GENERATION)
+    ]
+    for file in dict.fromkeys([*files, *there]):
+        if (written / file).is_dir():
+            directory_target(target / file, "a directory's path")
+        else:
+            Target(str(target / file), _PART, inputs, force=True, alone=False).check_there()
 
 
 def _are_weights(name: str) -> bool:
@@ -166,16 +184,11 @@ def _wrote_generation(target: Path, weights: Sequence[str]) -> bool:
     return any(_metadata(target / name).get(_GENERATION_KEY) == digest for name in weights)
 
 
-def _metadata(path: Path) -> dict[str, str]:
+def _metadata(path: Path) -> dict[str, Any]:
     """The texts in a file's header; none where it cannot be read."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        if not path.is_file():  # a pipe would be waited for
-            return {}
-        with safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError):
+        return tensor_metadata(str(path)) if path.is_file() else {}  # a pipe would be waited for
+    except OSError:
         return {}
 
 
@@ -193,11 +206,11 @@ def _replace(staged: Path, target: Path) -> None:
         if file.is_dir():
             (target / file.name).mkdir(exist_ok=True)
             for inner in file.iterdir():
-                os.replace(inner, target / file.name / inner.name)
+                take_name(inner, target / file.name / inner.name)
         elif file.name != CONFIGURATION:
-            os.replace(file, target / file.name)
+            take_name(file, target / file.name)
     sync_directory(target)
-    os.replace(staged / CONFIGURATION, target / CONFIGURATION)
+    take_name(staged / CONFIGURATION, target / CONFIGURATION)
     sync_directory(target)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from isomorph.checkpoints.source import inside, is_file_name, read_json
 from isomorph.errors import IsomorphError, shorten, shown
-from isomorph.weights.atomic import atomic_write
+from isomorph.writing.atomic import atomic_write
 
 MODULES = "modules.json"
 POOLING_DIRECTORY = "1_Pooling"

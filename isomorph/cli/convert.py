@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import json as json_text
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from isomorph.backends.jax.layers import places
-from isomorph.cli.network import open_network
+from isomorph.cli.network import inputs_of, model_file, open_network
 from isomorph.errors import IsomorphError, did_you_mean, shorten
-from isomorph.paths import path_text
 from isomorph.plan import Plan
-from isomorph.weights.atomic import atomic_write
+from isomorph.weights.file import tensor_content
+from isomorph.writing.marks import Kind, tensors_marked
+from isomorph.writing.rule import file_target
 
 FRAMEWORKS = ("torch", "nnx", "linen")
+MARK = "isomorph.convert"
+CONVERTED = Kind("file of converted weights", (".safetensors",), tensors_marked(MARK))
 
 
-def run(model: str, to: str, out: str | None, *, json: bool, quiet: bool) -> None:
+def run(model: str, to: str, out: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Write the file, beside the model unless told where, and say what is in it."""
-    from safetensors.numpy import save
-
     if to not in FRAMEWORKS:
         hints = did_you_mean(to, FRAMEWORKS) or [f"--to {' | '.join(FRAMEWORKS)}"]
         raise IsomorphError("E_ARGUMENT", f"there is no framework {shorten(to)} to convert to", hints=hints)
@@ -44,19 +44,19 @@ def run(model: str, to: str, out: str | None, *, json: bool, quiet: bool) -> Non
             f"{model} is a definition, which has no weights to convert",
             hints=["give a saved model: a .safetensors file or the directory of a run"],
         )
-    target = _target(Path(model), to, out)
+    source = model_file(model)
+    path = source.with_name(f"{source.stem}.{to}.safetensors") if out is None else out
+    target = file_target(path, CONVERTED, "--out", inputs=inputs_of(model), force=force)
     found = tensors(plan, weights, to)
-    try:
-        atomic_write(target, save(found, metadata={"format": "pt" if to == "torch" else "flax"}))
-    except OSError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT", f"cannot write {target}: {error.strerror or error}", hints=["check the directory"]
-        ) from error
+    metadata = {"format": "pt" if to == "torch" else "flax", MARK: to}
+    target.write(tensor_content(found, metadata))
     size = sum(array.nbytes for array in found.values())
+    if target.streams:
+        return
     if json:
-        print(json_text.dumps({"file": str(target), "to": to, "arrays": len(found), "bytes": size}, indent=2))
+        print(json_text.dumps({"file": target.name, "to": to, "arrays": len(found), "bytes": size}, indent=2))
     elif not quiet:
-        print(f"{target}: {len(found)} arrays for {to}, {size:,} bytes")
+        print(f"{target.name}: {len(found)} arrays for {to}, {size:,} bytes")
 
 
 def tensors(plan: Plan, weights: Mapping[str, np.ndarray], to: str) -> dict[str, np.ndarray]:
@@ -77,18 +77,3 @@ def tensors(plan: Plan, weights: Mapping[str, np.ndarray], to: str) -> dict[str,
         )
         for path, place in places(plan).items()
     }
-
-
-def _target(model: Path, to: str, out: str | None) -> Path:
-    """Where to write; E_ARGUMENT for the model itself."""
-    source = model / "model.safetensors" if model.is_dir() else model
-    target = (
-        source.with_name(f"{source.stem}.{to}.safetensors") if out is None else Path(path_text(out, "--out"))
-    )
-    if target.exists() and target.samefile(source):
-        raise IsomorphError(
-            "E_ARGUMENT",
-            f"--out {target} is the model itself, and the file to be written holds no plan",
-            hints=["choose another name"],
-        )
-    return target

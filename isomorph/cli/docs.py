@@ -7,16 +7,19 @@ from pathlib import Path
 
 from isomorph.errors import IsomorphError
 from isomorph.operators import catalogue
-from isomorph.paths import path_text
 from isomorph.show.page import catalogue_page, docstring, operator_page
+from isomorph.writing.marks import text_kind
+from isomorph.writing.rule import Target, directory_target, made_directory, write_files
+
+PAGE = text_kind("page", (".md",), "<!-- {} -->")
 
 
-def run(operator: str | None, out: str | None) -> None:
+def run(operator: str | None, out: str | None, *, force: bool) -> None:
     """Show one page or the catalogue, or write all of them into a directory."""
     if out is not None:
         if operator is not None:
             raise IsomorphError("E_ARGUMENT", "--out writes every page; leave out the operator")
-        write_pages(Path(path_text(out, "--out")))
+        write_pages(directory_target(out, "--out"), force)
     elif operator is None:
         print_catalogue()
     else:
@@ -51,18 +54,14 @@ def print_catalogue() -> None:
     print("\nisomorph docs OPERATOR shows a page.")
 
 
-def write_pages(directory: Path) -> None:
-    """``index.md`` and a page per operator; E_ARGUMENT when the directory cannot be written."""
+def write_pages(directory: Path, force: bool) -> None:
+    """``index.md`` and a page per operator, all or none of them; E_OUTPUT when that cannot be."""
     operators = catalogue.all_operators()
     pages = {f"{name}.md": operator_page(operator) for name, operator in operators.items()}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, page in {"index.md": catalogue_page(), **pages}.items():
-            (directory / name).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise IsomorphError(
-            "E_ARGUMENT",
-            f"cannot write to {directory}: {error.strerror or error}",
-            hints=["choose another --out"],
-        ) from None
+    pages = {**pages, "index.md": catalogue_page()}
+    targets = [Target(str(directory / name), PAGE, force=force, alone=False) for name in pages]
+    with made_directory(directory):
+        write_files(
+            [(target, target.text(page)) for target, page in zip(targets, pages.values(), strict=True)]
+        )
     print(f"{len(operators)} pages and index.md in {directory}")

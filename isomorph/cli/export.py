@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isomorph.cli.network import open_network
+from isomorph.cli.network import inputs_of, model_file, open_network
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.plan import DTYPE_BYTES, Plan
+from isomorph.writing.rule import directory_target, made_directory
 
 FORMATS = ("hf", "onnx", "python")
 
 
-def run(model: str, to: str, out: str, *, json: bool, quiet: bool, framework: str | None = None) -> None:
+def run(
+    model: str, to: str, out: str, *, force: bool, json: bool, quiet: bool, framework: str | None = None
+) -> None:
     """Write the directory and say what loads it."""
     if to not in FORMATS:
         hints = did_you_mean(to, FORMATS) or [f"--to {' | '.join(FORMATS)}"]
@@ -33,19 +36,20 @@ def run(model: str, to: str, out: str, *, json: bool, quiet: bool, framework: st
             f"{model} is a definition, which has no weights to export",
             hints=["give a saved model: a .safetensors file or the directory of a run"],
         )
-    source = Path(model)
-    if os.path.realpath(out) == os.path.realpath(source if source.is_dir() else source.parent):
+    directory_target(out, "-o")
+    if model != "-" and os.path.realpath(out) == os.path.realpath(model_file(model).parent):
         raise IsomorphError(
-            "E_ARGUMENT", f"-o {out} is where the model itself is", hints=["choose another directory"]
+            "E_OUTPUT", f"-o {out} is where the model itself is", hints=["choose another directory"]
         )
+    rule: dict[str, Any] = {"force": force, "inputs": inputs_of(model)}
     if to == "python":
-        _run_python(plan, weights, out, framework or "torch", json=json, quiet=quiet)
+        _run_python(plan, weights, out, framework or "torch", rule, json=json, quiet=quiet)
         return
     assert weights is not None
     if to == "onnx":
-        _run_onnx(plan, weights, out, json=json, quiet=quiet)
+        _run_onnx(plan, weights, out, rule, json=json, quiet=quiet)
         return
-    architecture = _export_published(source, plan, weights, out)
+    architecture = _export_published(model_file(model), plan, weights, out, rule)
     if json:
         found = {"directory": out, "to": to, "architecture": architecture}
         print(json_text.dumps(found, indent=2))
@@ -53,24 +57,32 @@ def run(model: str, to: str, out: str, *, json: bool, quiet: bool, framework: st
         print(f'{out}: for transformers.{architecture}.from_pretrained("{out}")')
 
 
-def _export_published(source: Path, plan: Plan, weights: Mapping[str, Any], out: str) -> str:
+def _export_published(
+    file: Path, plan: Plan, weights: Mapping[str, Any], out: str, rule: Mapping[str, Any]
+) -> str:
     """Write the directory, with the notes in the model's file and the tokenizer beside it; its class."""
     from isomorph.checkpoints.exporting import export_checkpoint
     from isomorph.checkpoints.source import tokenizer_of
     from isomorph.weights.file import load_notes
 
-    file = source / "model.safetensors" if source.is_dir() else source
     notes, tokenizer = load_notes(file), tokenizer_of(file.parent)
-    return export_checkpoint(out, plan, weights, notes=notes, tokenizer=tokenizer)
+    return export_checkpoint(out, plan, weights, notes=notes, tokenizer=tokenizer, **rule)
 
 
 def _run_python(
-    plan: Plan, weights: Mapping[str, Any] | None, out: str, framework: str, *, json: bool, quiet: bool
+    plan: Plan,
+    weights: Mapping[str, Any] | None,
+    out: str,
+    framework: str,
+    rule: Mapping[str, Any],
+    *,
+    json: bool,
+    quiet: bool,
 ) -> None:
     """Write source code, with the weights where there are some, and say how to use it."""
     from isomorph.source_code import export_python
 
-    files = export_python(out, plan, weights, framework)
+    files = export_python(out, plan, weights, framework, **rule)
     if json:
         found = {"directory": out, "to": "python", "framework": framework, "files": files}
         print(json_text.dumps(found, indent=2))
@@ -82,21 +94,18 @@ def _run_python(
 ONNX_FILE = "model.onnx"
 
 
-def _run_onnx(plan: Plan, weights: Mapping[str, Any], out: str, *, json: bool, quiet: bool) -> None:
+def _run_onnx(
+    plan: Plan, weights: Mapping[str, Any], out: str, rule: Mapping[str, Any], *, json: bool, quiet: bool
+) -> None:
     """Write ``model.onnx``, and say what it takes and how far onnxruntime is from the reference."""
     from isomorph.show.memory import available_bytes
     from isomorph.torch import export_onnx
 
     needed, room = _comparison_bytes(plan), available_bytes()
     directory = Path(out)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT", f"cannot write {out}: {error.strerror or error}", hints=["choose a directory"]
-        ) from error
     compare = room is None or needed <= room
-    written = export_onnx(directory / ONNX_FILE, plan, weights, compare=compare)
+    with made_directory(directory):
+        written = export_onnx(directory / ONNX_FILE, plan, weights, compare=compare, **rule)
     if json:
         comparisons = [one._asdict() for one in written.comparisons]
         files = {"model": written.path, "data": written.data}

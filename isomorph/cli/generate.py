@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isomorph.cli.network import open_network
+from isomorph.cli.network import model_file, open_network
 from isomorph.engine.layout import decoding_layout
 from isomorph.engine.settings import GenerationSettings, unfollowed_text
 from isomorph.engine.tokens import Tokenizer, open_tokenizer
@@ -55,13 +55,10 @@ def run(
             f"{model} is a definition, which has no weights to generate with",
             hints=["give a saved model: a .safetensors file or the directory of a run"],
         )
-    path = Path(model)
-    home = path if path.is_dir() else path.parent
-    settings = _settings(
-        path / "model.safetensors" if path.is_dir() else path, options, ignore_end=ignore_end
-    )
+    path = model_file(model)
+    settings = _settings(path, options, ignore_end=ignore_end)
     vocabulary = decoding_layout(plan).vocabulary
-    tokenizer = open_tokenizer(home, vocabulary) if prompts or stop else None
+    tokenizer = open_tokenizer(path.parent, vocabulary) if prompts or stop else None
     if prompts:
         assert tokenizer is not None
         prompts = [_standard_input() if text == "-" else text for text in prompts]
@@ -277,7 +274,8 @@ def _whole(
             entry["prompt"] = _printable(prompts[index])
         found.append(entry)
     if json:
-        print(json_text.dumps(found, indent=2, ensure_ascii=False))
+        unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json_text.dumps(found, indent=2, ensure_ascii=not unicode))
         return
     for entry in found:
         text = entry.get("text")

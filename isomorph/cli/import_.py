@@ -4,10 +4,10 @@
 edit; ``-o DIR`` writes ``DIR/model.safetensors`` and ``DIR/model.net``. A ``tokenizer.json`` of the checkpoint is
 copied beside them; ids of special tokens, names of classes and settings of generation go into the model's notes.
 
-Nothing that somebody made is overwritten: neither an edited definition, unless ``--force`` says so, nor another
-model's tokenizer. Of an earlier import the definition goes first where it is another one, then the model is
-replaced, then the new definition and the tokenizer are written: killed at any moment, a definition that is there
-is that of the model beside it.
+Nothing that somebody made is overwritten: neither an edited definition nor another model's tokenizer, unless
+``--force`` says so, and nothing of the checkpoint in any case. Of an earlier import the definition goes first where it
+is another one, then the model is replaced, then come the new definition and the tokenizer: killed at any moment, a
+definition that is there is that of the model beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import json as json_text
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,11 +26,13 @@ from isomorph.checkpoints.notes import notes_of
 from isomorph.checkpoints.source import configuration_of, generation_of, tokenizer_of
 from isomorph.errors import IsomorphError
 from isomorph.paths import TOKENIZER, path_text
-from isomorph.weights.atomic import atomic_write
-from isomorph.weights.file import load_plan, save
+from isomorph.weights.file import MODEL, load_plan, model_content
+from isomorph.writing.atomic import Content, Staged, set_aside
+from isomorph.writing.marks import Kind
+from isomorph.writing.rule import Target, directory_target, made_directory, staged_files, told
 
 
-class _Target(NamedTuple):
+class _Places(NamedTuple):
     """Where an import is written."""
 
     model: Path
@@ -41,85 +43,101 @@ class _Target(NamedTuple):
 def run(source: str, out: str, dtype: str | None, *, force: bool = False, json: bool, quiet: bool) -> None:
     """Write the files and say what is in them."""
     directory = Path(local_directory(source))
-    with _told(out):
-        target = _target(directory, path_text(out, "-o"))
+    places = _places(path_text(out, "-o"))
+    inputs = _files_of(directory)
+    _check([Target(str(places.model), MODEL, inputs, force, alone=False)])
     left: list[str] = []
     plan, weights = import_checkpoint(directory, dtype=dtype, report=left.append)
     generation, tokenizer = generation_of(directory), tokenizer_of(directory)
     notes = notes_of(configuration_of(directory), generation)
     text = plan.definition.encode()
-    with _told(out):
-        _check_tokenizer(target, tokenizer)
-        if not force:
-            _check_definition(target, text)
-        target.model.parent.mkdir(parents=True, exist_ok=True)
-        with _withdrawn(target.definition, text):
-            save(target.model, plan, weights, notes=notes or None)
-        atomic_write(target.definition, text)
-        if tokenizer is not None and not target.tokenizer.exists():  # else it is the same
-            atomic_write(target.tokenizer, tokenizer)
+    _check_tokenizer(places, tokenizer, force)
+
+    def target(path: Path, kind: Kind) -> Target:
+        return Target(str(path), kind, inputs, force, alone=False)
+
+    files: list[tuple[Target, Content]] = [
+        (target(places.model, MODEL), model_content(plan, weights, notes or None)),
+        (target(places.definition, _definition_kind(places.model, text)), text),
+    ]
+    if tokenizer is not None and not _is_tokenizer(places.tokenizer, tokenizer):
+        files.append((target(places.tokenizer, _TOKENIZER_KIND), tokenizer))
+    _check([one for one, _ in files])
+    with made_directory(places.model.parent), staged_files(files) as finished:
+        _publish(finished, text)
     found = {
-        "model": str(target.model), "definition": str(target.definition), "dtype": plan.dtype,
+        "model": str(places.model), "definition": str(places.definition), "dtype": plan.dtype,
         "parameters": plan.parameter_count,
-        **({} if tokenizer is None else {"tokenizer": str(target.tokenizer)}), **({"notes": left} if left else {}),
+        **({} if tokenizer is None else {"tokenizer": str(places.tokenizer)}), **({"notes": left} if left else {}),
     }  # fmt: skip
     if json:
         print(json_text.dumps(found, indent=2))
     elif not quiet:
         print(
-            f"{target.model}: {plan.parameter_count:,} parameters, {plan.dtype}; "
-            f"its definition is {target.definition}"
+            f"{places.model}: {plan.parameter_count:,} parameters, {plan.dtype}; "
+            f"its definition is {places.definition}"
         )
         for line in left:
             print(line, file=sys.stderr)
 
 
-@contextlib.contextmanager
-def _told(out: str) -> Iterator[None]:
-    """E_CHECKPOINT for whatever the system has against a file."""
-    try:
-        yield
-    except OSError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT",
-            f"cannot write {error.filename or out}: {error.strerror or error}",
-            hints=["check the directory"],
-        ) from error
+def _places(out: str) -> _Places:
+    """Where to write: a model by its name, or a directory."""
+    directory = out.endswith(("/", os.sep)) or os.path.isdir(out)
+    model = Path(out)
+    if directory or model.suffix.lower() != ".safetensors":
+        model = directory_target(out, "-o") / "model.safetensors"
+    return _Places(model, model.with_suffix(".net"), model.with_name(TOKENIZER))
 
 
-def _target(source: Path, out: str) -> _Target:
-    """Where to write; E_ARGUMENT when that would replace the source."""
-    path = Path(out)
-    model = path if path.suffix == ".safetensors" else path / "model.safetensors"
-    if model.exists() and os.path.realpath(model.parent) == os.path.realpath(source):
-        raise IsomorphError(
-            "E_ARGUMENT", f"-o {out} would replace {model}, which is imported", hints=["choose another name"]
-        )
-    return _Target(model, model.with_suffix(".net"), model.with_name(TOKENIZER))
+def _files_of(directory: Path) -> tuple[str, ...]:
+    """What is read: a checkpoint's files. Of what is no directory, its reader says so."""
+    with contextlib.suppress(OSError):
+        return tuple(entry.path for entry in os.scandir(directory))
+    return ()
 
 
-def _check_tokenizer(target: _Target, tokenizer: bytes | None) -> None:
-    """E_ARGUMENT when this model would be read with another one's tokenizer, or another one with this one's.
+def _check(targets: Sequence[Target]) -> None:
+    """E_OUTPUT for files that cannot be written; their directory may be missing."""
+    for target in targets:
+        if directory := os.path.dirname(target.name):
+            directory_target(directory + "/", "-o")  # with its mark: whatever its name looks like
+        target.check_there()
+
+
+_TOKENIZER_KIND = Kind("tokenizer of this model", (".json",), lambda name: False)
+
+
+def _is_tokenizer(path: Path, content: bytes) -> bool:
+    """Whether a file holds exactly this tokenizer."""
+    with told(str(path)):
+        return os.path.isfile(path) and path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+def _check_tokenizer(places: _Places, tokenizer: bytes | None, force: bool) -> None:
+    """E_OUTPUT when this model would be read with another one's tokenizer, or another one with this one's.
 
     One file serves every model in a directory.
     """
-    beside = target.tokenizer
-    if beside.exists():
-        if tokenizer is None:
-            problem = "is there already, and this model has none of its own"
-        elif beside.stat().st_size != len(tokenizer) or beside.read_bytes() != tokenizer:
-            problem = "is there already, and is not this model's"
-        else:
+    beside, others = places.tokenizer, _other_models(places.model)
+    there = os.path.lexists(beside)
+    replaceable = tokenizer is not None and not others
+    if there and tokenizer is None:
+        problem = "is there already, and this model has none of its own"
+    elif there and tokenizer is not None and not _is_tokenizer(beside, tokenizer):
+        if force and replaceable:
             return
-    elif tokenizer is not None and (others := _other_models(target.model)):
+        problem = "is there already, and is not this model's"
+    elif not there and tokenizer is not None and others:
         problem = f"would be taken for that of {others[0].name} too"
     else:
         return
     hint = "a model and its tokenizer.json lie side by side: choose another directory"
+    hint += ", or remove it" if there else ", as in -o NAME/"
     raise IsomorphError(
-        "E_ARGUMENT",
+        "E_OUTPUT",
         f"{beside} {problem}",
-        hints=[hint + (", or remove it" if beside.exists() else ", as in -o NAME/")],
+        hints=[hint + (", or replace it: --force" if there and replaceable else "")],
     )
 
 
@@ -127,34 +145,26 @@ def _other_models(model: Path) -> list[Path]:
     return sorted(other for other in model.parent.glob("*.safetensors") if other.name != model.name)
 
 
-def _check_definition(target: _Target, text: bytes) -> None:
-    """E_ARGUMENT for a definition that is neither the new one nor that of the model beside it."""
-    definition = target.definition
-    if not os.path.lexists(definition):
-        return
-    there = definition.read_bytes()
-    if there == text:
-        return
-    with contextlib.suppress(IsomorphError):  # without a sound model beside it nobody knows whose it is
-        if there == load_plan(target.model).definition.encode():
-            return
-    raise IsomorphError(
-        "E_ARGUMENT",
-        f"{definition} is there already, and is not the definition of this model or of the one beside it",
-        hints=["choose another name, or overwrite it: --force"],
-    )
+def _definition_kind(model: Path, text: bytes) -> Kind:
+    """A definition is ours when it is the new one, or that of the model beside it."""
+
+    def is_own(name: str) -> bool:
+        there = Path(name).read_bytes()
+        if there == text:
+            return True
+        with contextlib.suppress(IsomorphError):  # without a sound model beside it nobody knows whose it is
+            return there == load_plan(model).definition.encode()
+        return False
+
+    return Kind("definition of this model or of the one beside it", (".net",), is_own)
 
 
-@contextlib.contextmanager
-def _withdrawn(definition: Path, text: bytes) -> Iterator[None]:
-    """Take a definition away while its model is replaced, unless the new one's is the same; on failure it returns."""
-    before = definition.read_bytes() if os.path.lexists(definition) else text
-    if before != text:
-        definition.unlink()
-    try:
-        yield
-    except BaseException:
-        if before != text:
-            with contextlib.suppress(OSError):
-                atomic_write(definition, before)
-        raise
+def _publish(finished: Sequence[Staged], text: bytes) -> None:
+    """Let the files take their names, the model first, and an old definition away before it."""
+    model, definition, *others = finished
+    before = definition.target
+    changes = os.path.lexists(before) and before.read_bytes() != text
+    with set_aside(before) if changes else contextlib.nullcontext():
+        model.publish()
+    for file in (definition, *others):
+        file.publish()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -43,6 +44,9 @@ Sizes = Annotated[
     list[str] | None, typer.Option("--size", metavar="NAME=N", help='A symbol, as in "T=16"; repeatable.')
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace what was not written here, or was changed since.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no more than the result.")]
 
 
@@ -112,18 +116,24 @@ def draw(
     length: Annotated[
         int | None, typer.Option("--length", help="Positions drawn with --attention, 1 to 64 [8].")
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="svg or mermaid.")] = "svg",
+    format: Annotated[
+        str | None, typer.Option("--format", help="svg or mermaid, where no extension says it [svg].")
+    ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where to write; the terminal if omitted."),
+        typer.Option("--out", "-o", metavar="FILE", help=".svg, .mmd or .mermaid; the terminal if omitted."),
     ] = None,
+    force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw a network, or its attention permissions, as SVG or Mermaid."""
     from isomorph.cli.draw import run
 
     contracts = (input, output, dtype, input_dtype)
-    run(file, contracts, size, attention=attention, format=format, length=length, out=out, quiet=quiet)
+    run(
+        file, contracts, size,
+        attention=attention, format=format, length=length, out=out, force=force, quiet=quiet,
+    )  # fmt: skip
 
 
 @app.command()
@@ -157,7 +167,8 @@ def train(
         str, typer.Option("--data", metavar="DATA", help="digits, text:FILE, text:pydoc or npz:FILE.")
     ],
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="The run's directory; runs/NAME if omitted.")
+        str | None,
+        typer.Option("--out", "-o", metavar="DIR", help="The run's directory; runs/NAME if omitted."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run, or begin it.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Delete a run that is there.")] = False,
@@ -214,8 +225,10 @@ def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or a run's directory.")],
     to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help="torch, nnx or linen.")],
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="MODEL.FRAMEWORK.safetensors if omitted.")
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", help="MODEL.FRAMEWORK.safetensors if omitted."),
     ] = None,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -225,7 +238,7 @@ def convert(
     """
     from isomorph.cli.convert import run
 
-    run(model, to, out, json=json, quiet=quiet)
+    run(model, to, out, force=force, json=json, quiet=quiet)
 
 
 @app.command()
@@ -340,7 +353,7 @@ def import_(
         str, typer.Option("--out", "-o", metavar="MODEL", help="A .safetensors file, or a directory.")
     ],
     dtype: Annotated[str | None, typer.Option("--dtype", help="That of the tensors where omitted.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a definition that was edited.")] = False,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -363,6 +376,7 @@ def export(
     framework: Annotated[
         str | None, typer.Option("--framework", help="Of python: torch or nnx [torch].")
     ] = None,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -374,27 +388,31 @@ def export(
     """
     from isomorph.cli.export import run
 
-    run(model, to, out, json=json, quiet=quiet, framework=framework)
+    run(model, to, out, force=force, json=json, quiet=quiet, framework=framework)
 
 
 @app.command()
 def docs(
     operator: Annotated[str | None, typer.Argument(help="An operator; the catalogue if omitted.")] = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Write every page as Markdown there.")
+        str | None, typer.Option("--out", "-o", metavar="DIR", help="Write every page as Markdown there.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Show an operator's page, or the catalogue."""
     from isomorph.cli.docs import run
 
-    run(operator, out)
+    run(operator, out, force=force)
 
 
 def main() -> None:
     """Run the command; an error that isomorph raises on purpose is shown without a traceback.
 
-    So is output that cannot be written, with status 1; if nobody reads it any more, nothing is said.
+    So is output that cannot be written, with status 1; if nobody reads it any more, nothing is said. A character
+    that the terminal's encoding has not is shown as its escape.
     """
+    for stream in (sys.stdout, sys.stderr):
+        _escape_what_it_cannot_write(stream)
     try:
         try:
             app(prog_name="isomorph")
@@ -411,6 +429,14 @@ def main() -> None:
         if error.errno != errno.EPIPE:
             print(f"isomorph: cannot write the output: {error.strerror or error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _escape_what_it_cannot_write(stream: TextIO | None) -> None:
+    """Whatever the encoding is, and the names of files are: no character is worth an exception."""
+    if isinstance(stream, io.TextIOWrapper):
+        lossless = stream.errors == "surrogateescape" and stream.encoding.lower().replace("-", "") == "utf8"
+        if not lossless and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

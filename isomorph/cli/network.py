@@ -34,10 +34,9 @@ def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> 
         IsomorphError: of the definition or the model; E_ARGUMENT for contracts that cannot be read, or that
             are given for a saved model, which has its own.
     """
-    path = Path(path_text(file, "FILE"))
-    model = path / "model.safetensors" if path.is_dir() else path
+    path, model = Path(path_text(file, "FILE")), model_file(file)
     if model.suffix == ".safetensors":
-        if path.is_dir() and not model.exists():
+        if model != path and not os.path.exists(model):
             raise _no_model(path)
         if any(contracts):
             raise IsomorphError(
@@ -73,6 +72,16 @@ def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> 
         raise IsomorphError(error.code, error.message, error.location, [hint]) from None
 
 
+def model_file(file: str) -> Path:
+    """The file of a FILE: itself, or the model in a directory, whether there is one or not."""
+    return Path(file, "model.safetensors") if os.path.isdir(file) else Path(file)
+
+
+def inputs_of(file: str) -> tuple[str | int, ...]:
+    """What a verb reads for its FILE, which no result may overwrite: paths, and 0 for standard input."""
+    return (0,) if file == "-" else (str(model_file(file)),)
+
+
 def _loaded(model: Path) -> tuple[Plan, dict[str, Any]]:
     from isomorph.weights.file import load
 
@@ -91,7 +100,7 @@ def _loaded(model: Path) -> tuple[Plan, dict[str, Any]]:
 def _is_published(directory: Path) -> bool:
     from isomorph.training.checkpoint import settings_of
 
-    return (directory / "config.json").is_file() and not settings_of(directory)
+    return os.path.isfile(directory / "config.json") and not settings_of(directory)
 
 
 def _not_imported(directory: Path) -> IsomorphError:

@@ -12,11 +12,11 @@ from typing import Any
 from isomorph.cli.network import Contracts, open_network
 from isomorph.cli.stopping import Stopping
 from isomorph.errors import IsomorphError
-from isomorph.paths import path_text
-from isomorph.training.checkpoint import settings_of
+from isomorph.training.checkpoint import RunDirectory, settings_of
 from isomorph.training.config import TrainingConfig
 from isomorph.training.loop import Outcome, Reporter, Silence, train
 from isomorph.training.trainer import default_backend
+from isomorph.writing.rule import directory_target, refuse_input
 
 
 def run(
@@ -43,9 +43,11 @@ def run(
             f"{file} is a saved model; training starts from a definition",
             hints=["a run's own directory has its definition.net"],
         )
-    directory = (
-        Path(path_text(out, "--out")) if out is not None else Path("runs") / (Path(file).stem or "run")
+    directory = directory_target(
+        Path("runs") / (Path(file).stem or "run") if out is None else out, "--out"
     )
+    if force:
+        _keep_inputs(directory, (file, str(settings.get("data") or "").partition(":")[2]))
     config = configuration(settings, directory, resume)
     outcome = train(
         network.plan,
@@ -67,6 +69,14 @@ def run(
         print(closing(outcome))
     if outcome.stopped:
         sys.exit(stopping.status)
+
+
+def _keep_inputs(directory: Path, inputs: tuple[str, ...]) -> None:
+    """E_OUTPUT when --force would delete the definition or the data of the run that it begins."""
+    run = RunDirectory(directory)
+    for path in (run.config, run.definition, run.metrics, run.curve, run.model, *run.checkpoints()):
+        for given in inputs:
+            refuse_input(str(path), given)
 
 
 def configuration(settings: Mapping[str, Any], directory: Path, resume: bool) -> TrainingConfig:

@@ -55,9 +55,17 @@ def _load_entry_points() -> None:
     for entry in entry_points(group="isomorph.operators"):
         try:
             entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise IsomorphError(
                 "E_OPERATOR",
-                f"the operators of {entry.value!r} (entry point {entry.name!r}) do not load: {error}",
+                f"the operators of {entry.value!r} (entry point {entry.name!r}) do not load: {_story(error)}",
                 hints=["uninstall or mend that package"],
             ) from error
+
+
+def _story(error: BaseException) -> str:
+    """What an exception of somebody else's code says; its class where it says nothing, or cannot."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__

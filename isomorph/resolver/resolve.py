@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from isomorph.errors import IsomorphError
+from isomorph.errors import IsomorphError, shown
 from isomorph.language.graph import Contract
 from isomorph.limits import limits_with
 from isomorph.operators import catalogue
@@ -73,8 +73,8 @@ def resolve_file(
     """:func:`resolve` of a file's contents.
 
     Raises:
-        IsomorphError: E_ARGUMENT for what is no path, E_SYNTAX when the file cannot be read, and whatever
-            :func:`resolve` raises.
+        IsomorphError: E_ARGUMENT for what is no path, a file that cannot be read, and one that holds no text; and
+            whatever :func:`resolve` raises.
     """
     name = path_text(path, "the definition's path")
     largest = limits_with(limits)["max_source_bytes"]
@@ -83,12 +83,41 @@ def resolve_file(
             text = file.read(largest + 1)
     except OSError as error:
         raise IsomorphError(
-            "E_SYNTAX", f"cannot read the definition {name}: {error.strerror}",
+            "E_ARGUMENT", f"cannot read the definition {shown(name)}: {error.strerror or error}",
             hints=["give the path of a .net file"],
         ) from None  # fmt: skip
+    if what := _binary(text):
+        raise IsomorphError(
+            "E_ARGUMENT", f"{shown(name)} is {what}, and no definition",
+            hints=["a definition is text, and ends in .net; a saved model ends in .safetensors"],
+        )  # fmt: skip
     return resolve(
         text, input=input, output=output, dtype=dtype, input_dtype=input_dtype, limits=limits, file=name
     )
+
+
+_BINARY = {
+    b"PK\x03\x04": "a zip archive, as numpy.savez and torch.save write them",
+    b"PK\x05\x06": "an empty zip archive",
+    b"\x93NUMPY": "an array of numpy.save",
+    b"\x80": "a pickle",
+    b"\x89PNG": "a picture",
+    b"GGUF": "a GGUF file",
+    b"\x89HDF": "an HDF5 file",
+}
+_LOOKED_AT = 8192
+
+
+def _binary(start: bytes) -> str:
+    """What a file is whose bytes begin like this, where that can be no text; nothing for text.
+
+    Damaged text is text: what is wrong with it is told with line and column.
+    """
+    for mark, what in _BINARY.items():
+        if start.startswith(mark):
+            return what
+    head = start[:_LOOKED_AT]
+    return "a binary file" if head.count(b"\0") > len(head) // 16 else ""
 
 
 def resolve_function(

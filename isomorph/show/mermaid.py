@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from isomorph.show.outline import Item, Outline, outline
+from isomorph.writing.marks import text_kind
 
 if TYPE_CHECKING:
     from isomorph.plan import Plan
+
+MERMAID = text_kind("diagram", (".mmd", ".mermaid"), "%% {}")
+"""A diagram as a file."""
 
 _ENTITIES = {c: f"#{ord(c)};" for c in '"#&<>`\\%'}
 """Characters that mean something inside a quoted Mermaid label."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
+from isomorph.errors import IsomorphError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -21,8 +23,22 @@ def operator_page(operator: type[Operator]) -> str:
     """The page of one operator: title, shape and ports, arguments, description, examples.
 
     Raises:
-        IsomorphError: when one of its examples does not resolve.
+        IsomorphError: when one of its examples does not resolve; E_OPERATOR when the operator's own code raises
+            something else.
     """
+    try:
+        return _page(operator)
+    except IsomorphError:
+        raise
+    except Exception as error:  # whatever the code of another package raises
+        raise IsomorphError(
+            "E_OPERATOR",
+            f"the page of {operator.identity} cannot be written: {type(error).__name__}: {error}",
+            hints=[f"mend {operator.__module__}.{operator.__qualname__}"],
+        ) from error
+
+
+def _page(operator: type[Operator]) -> str:
     title, description = docstring(operator)
     sections = [
         f"# `{operator.name}`",

@@ -9,11 +9,16 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from isomorph.writing.marks import text_kind
+
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 SANS = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 
 PAPER, INK, MUTED, LINE = "#ffffff", "#1f2328", "#59636e", "#d0d7de"
 ACCENT, FAINT, GREEN = "#3567c4", "#eef1f4", "#1a7f37"
+
+SVG = text_kind("picture", (".svg",), "<!-- {} -->")
+"""A picture as a file."""
 
 _MONO_WIDTH = 0.61  # of the font size; DejaVu Sans Mono, the widest of the family above, has 0.602
 _NARROW, _WIDE = frozenset("ijl.,:;'|!()[] ftr·"), frozenset("mwMW@%")

@@ -23,8 +23,8 @@ from isomorph.training.data import Array, Fingerprint
 from isomorph.training.metrics import is_step, read_records
 from isomorph.training.ownership import Ownership
 from isomorph.training.state import Checkpoint, Damaged, Run, is_checkpoint, read_checkpoint, write_checkpoint
-from isomorph.weights.atomic import atomic_write
 from isomorph.weights.file import load_plan, save
+from isomorph.writing.atomic import atomic_write
 
 KEPT = 2
 _MOST_SHOWN = 500  # characters of the name of data

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isomorph.training.metrics import read_records
-from isomorph.weights.atomic import atomic_write
+from isomorph.writing.atomic import atomic_write
 
 _TRAINING, _HELD_OUT, _FAINT = "#1f5fa8", "#d1600a", "#9db8d6"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from isomorph.weights.atomic import atomic_write
+from isomorph.writing.atomic import atomic_write
 
 
 @dataclass(frozen=True)

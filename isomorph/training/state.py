@@ -18,7 +18,7 @@ from isomorph.paths import open_regular
 from isomorph.plan import Plan
 from isomorph.training.config import TrainingConfig
 from isomorph.training.data import Array, Fingerprint
-from isomorph.weights.atomic import atomic_write
+from isomorph.writing.atomic import atomic_write
 
 KEY = "isomorph.checkpoint"
 FORMAT = 3

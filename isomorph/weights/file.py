@@ -20,8 +20,10 @@ import numpy as np
 from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.paths import path_text
 from isomorph.plan import Plan
-from isomorph.weights.atomic import atomic_write
 from isomorph.weights.convert import owned_weights, to_array
+from isomorph.writing.atomic import Content, atomic_write
+from isomorph.writing.marks import MOST_HEADER_BYTES, Kind, tensors_marked
+from isomorph.writing.rule import file_target, told
 
 CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The format's names of the dtypes that a plan may have."""
@@ -33,7 +35,9 @@ MOST_NOTES_BYTES = 4 << 20
 
 MOST_LISTED = 20
 """Of what is wrong with a file's arrays."""
-_MOST_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
+
+MODEL = Kind("model", (".safetensors",), tensors_marked(PLAN_KEY))
+"""What :func:`save` writes."""
 
 
 def save(
@@ -42,26 +46,35 @@ def save(
     weights: Mapping[str, Any],
     *,
     notes: Mapping[str, Any] | None = None,
+    force: bool = False,
 ) -> None:
     """Write a plan and its weights to one file, atomically: a killed process leaves the old file whole.
 
     Equal plans, weights and notes give equal bytes.
 
     Args:
-        path: the file; ``.safetensors`` by custom.
+        path: the file; ``.safetensors`` or no extension. A pipe or a device is written to, and stays what it is.
         plan: the network.
         weights: arrays of the plan's dtype by parameter path, such as a backend's ``weights(model)``.
         notes: what belongs to the model but not to its network, as JSON values by name: ``eos_token_id``,
             ``id2label``. :func:`load_notes` reads them back; :func:`load` does not need them.
+        force: whether a file that is no saved model is replaced.
 
     Raises:
         IsomorphError: E_WEIGHTS when the arrays are not exactly the plan's, in name, shape and dtype;
-            E_ARGUMENT when the notes are not JSON or take more than four megabytes; E_CHECKPOINT when the
-            file cannot be written.
+            E_ARGUMENT when the notes are not JSON or take more than four megabytes; E_OUTPUT when something
+            else than a saved model is there, or the file cannot be written; E_CHECKPOINT when there are more
+            parameters than a file of this format can name.
     """
+    target = file_target(path, MODEL, "the file's path", force=force, bare=True)
+    target.write(model_content(plan, weights, notes))
+
+
+def model_content(plan: Plan, weights: Mapping[str, Any], notes: Mapping[str, Any] | None = None) -> Content:
+    """What a model's file holds, as a function that writes it. Raises what :func:`save` raises but E_OUTPUT."""
     metadata = {"format": "pt", **_noted(notes)}
     arrays = _prepared(plan, weights)
-    write_safetensors(path, arrays, {**metadata, PLAN_KEY: plan.to_json()})
+    return tensor_content(arrays, {**metadata, PLAN_KEY: plan.to_json()})
 
 
 def load_plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Plan:
@@ -155,15 +168,27 @@ def write_safetensors(
 ) -> None:
     """Write floating-point arrays by name as a safetensors file, atomically and without a second copy.
 
+    What has the name is replaced: it is for names that are known to be the caller's own.
+
     Args:
         path: the file.
-        arrays: arrays of the dtypes in :data:`CODES`, in the order in which they are written.
-        metadata: the header's texts; ``format: pt`` says that linear weights are ``[out, in]``.
+        arrays, metadata: as for :func:`tensor_content`.
 
     Raises:
-        IsomorphError: E_CHECKPOINT when the file cannot be written.
+        IsomorphError: E_OUTPUT when the file cannot be written.
     """
     name = path_text(path, "the file's path")
+    with told(name):
+        atomic_write(name, tensor_content(arrays, metadata))
+
+
+def tensor_content(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> Content:
+    """What a safetensors file holds, as a function that writes it: array by array, without a second copy.
+
+    Args:
+        arrays: arrays of the dtypes in :data:`CODES`, in the order in which they are written.
+        metadata: the header's texts; ``format: pt`` says that linear weights are ``[out, in]``.
+    """
     header = _header(arrays, metadata)
 
     def write(file: BinaryIO) -> None:
@@ -173,14 +198,7 @@ def write_safetensors(
             # bfloat16 has no buffer protocol: the bytes are passed as what they are
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    try:
-        atomic_write(name, write)
-    except OSError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT",
-            f"cannot write {name}: {error.strerror or error}",
-            hints=["the directory must exist and be writable, with room for a second copy of the file"],
-        ) from error
+    return write
 
 
 def load(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> tuple[Plan, dict[str, np.ndarray]]:
@@ -238,10 +256,10 @@ def _header(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> by
         position = end
     header = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)  # the arrays start at a multiple of eight
-    if len(header) > _MOST_HEADER_BYTES:
+    if len(header) > MOST_HEADER_BYTES:
         raise IsomorphError(
             "E_CHECKPOINT",
-            f"the file needs a header of {len(header):,} bytes; readers accept {_MOST_HEADER_BYTES:,}",
+            f"the file needs a header of {len(header):,} bytes; readers accept {MOST_HEADER_BYTES:,}",
         )
     return header
 
@@ -257,7 +275,7 @@ def refuse_foreign(path: Path) -> None:
             "E_CHECKPOINT", f"cannot read {path}: {error.strerror or error}", hints=["check the path"]
         ) from error
     length = int.from_bytes(start[:8], "little")
-    if len(start) >= 8 and length <= min(size - 8, _MOST_HEADER_BYTES):
+    if len(start) >= 8 and length <= min(size - 8, MOST_HEADER_BYTES):
         return  # plausible; the package reads on
     if _is_pickle_or_archive(start, length):
         raise IsomorphError(
@@ -283,7 +301,7 @@ def _is_pickle_or_archive(start: bytes, length: int) -> bool:
     """
     if len(start) < 9:  # a pickle this short is whole, and ends with its last instruction
         return start[:1] == b"\x80" and start.endswith(b".")
-    if length <= _MOST_HEADER_BYTES and start[8:] == b"{":
+    if length <= MOST_HEADER_BYTES and start[8:] == b"{":
         return False
     protocol = start[0] == 0x80 and 2 <= start[1] <= 5
     return protocol or start[:4] in (b"PK\x03\x04", b"PK\x05\x06")

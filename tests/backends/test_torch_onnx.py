@@ -365,8 +365,8 @@ def test_wrong_weights_and_wrong_places(tmp_path: Path) -> None:
     with pytest.raises(iso.IsomorphError) as caught:
         iso.torch.export_onnx(tmp_path / "no" / "m.onnx", SMALL, order_one_weights(SMALL))
     assert str(caught.value) == (
-        f"E_CHECKPOINT: cannot write {tmp_path / 'no' / 'm.onnx'}: No such file or directory\n"
-        "  check the directory"
+        f"E_OUTPUT: cannot write {tmp_path / 'no' / 'm.onnx'}: No such file or directory\n"
+        "  make its directory first"
     )
     with pytest.raises(iso.IsomorphError) as caught:
         iso.torch.export_onnx(tmp_path, "linear(3)", {})

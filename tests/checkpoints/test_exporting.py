@@ -100,7 +100,7 @@ def test_what_is_no_size(tmp_path, most):
 
 
 OVERWRITE = """
-    import os, signal, sys
+    import os, shutil, signal, sys
     import isomorph as iso
     from isomorph.checkpoints import exporting
 
@@ -119,7 +119,7 @@ OVERWRITE = """
 
     for module, name in [
         (exporting, "write_safetensors"), (exporting, "atomic_write"), (exporting, "sync_directory"),
-        (os, "replace"), (exporting.Path, "unlink"), (exporting.shutil, "rmtree"),
+        (os, "replace"), (exporting.Path, "unlink"), (shutil, "rmtree"),
     ]:
         setattr(module, name, killed_at(getattr(module, name)))
     iso.export_checkpoint(directory, plan, iso.initial_weights(plan, seed=2), max_shard_bytes=600)
@@ -165,7 +165,8 @@ def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch):
     with pytest.raises(iso.IsomorphError) as error:
         iso.export_checkpoint(tmp_path, *make(2))
     assert str(error.value) == (
-        f"E_CHECKPOINT: cannot write {tmp_path}: No space left on device\n  choose a directory"
+        f"E_OUTPUT: cannot write {tmp_path}: No space left on device\n"
+        "  there must be room for a second copy of the file: the old one stays until the new one is whole"
     )
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
 
@@ -223,11 +224,13 @@ def kept(directory, *hints, tokenizer=None):
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     with pytest.raises(iso.IsomorphError) as error:
         iso.export_checkpoint(directory, *make(2), tokenizer=tokenizer)
-    assert error.value.code == "E_CHECKPOINT"
+    assert error.value.code == "E_OUTPUT"
     assert error.value.message == (
         f"{directory} holds files of a model that was not exported here, which a loader would read"
     )
-    assert error.value.hints == (*hints, "choose another directory, or move them away")
+    beside = any(exporting._FOREIGN.fullmatch(name) for name in hints)
+    mend = "" if beside else "; or replace them: --force, in Python force=True"
+    assert error.value.hints == (*hints, f"choose another directory, or move them away{mend}")
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
 
 

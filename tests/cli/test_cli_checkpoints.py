@@ -1,6 +1,7 @@
 """``import`` and ``export``: from a published model to a definition and back."""
 
 import json
+import os
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def test_what_cannot_be_exported_or_imported(isomorph, tmp_path, block):
         "E_ARGUMENT: there is no format 'onnix' to export to\n  did you mean onnx?\n"
     )
     assert isomorph("export", model, "-o", tmp_path).err == (
-        f"E_ARGUMENT: -o {tmp_path} is where the model itself is\n  choose another directory\n"
+        f"E_OUTPUT: -o {tmp_path} is where the model itself is\n  choose another directory\n"
     )
     block.write_text('x = input("B", 3)\nlinear(2)\n')
     assert isomorph("export", block, "-o", tmp_path / "x").err == (
@@ -74,8 +75,8 @@ def test_what_cannot_be_exported_or_imported(isomorph, tmp_path, block):
     assert isomorph("export", model, "-o", tmp_path / "out").status == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     assert isomorph("import", tmp_path / "out", "-o", tmp_path / "out").err == (
-        f"E_ARGUMENT: -o {tmp_path / 'out'} would replace {tmp_path / 'out' / 'model.safetensors'}, "
-        "which is imported\n  choose another name\n"
+        f"E_OUTPUT: {tmp_path / 'out' / 'model.safetensors'} is read, and an input is never overwritten\n"
+        "  choose another name\n"
     )
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
     assert isomorph("import", tmp_path / "no", "-o", tmp_path / "y").status == 2
@@ -105,8 +106,9 @@ def test_tokens_classes_and_the_tokenizer_travel_along(isomorph, tmp_path):
     (published / "tokenizer.json").write_text('{"version": "2.0"}')
     before = (back / "model.safetensors").read_bytes()
     assert isomorph("import", published, "-o", back, "--dtype", "float16").err == (
-        f"E_ARGUMENT: {back / 'tokenizer.json'} is there already, and is not this model's\n"
-        "  a model and its tokenizer.json lie side by side: choose another directory, or remove it\n"
+        f"E_OUTPUT: {back / 'tokenizer.json'} is there already, and is not this model's\n"
+        "  a model and its tokenizer.json lie side by side: choose another directory, or remove it, or replace it: "
+        "--force\n"
     )
     assert (back / "model.safetensors").read_bytes() == before
 
@@ -157,14 +159,14 @@ def test_no_model_gets_another_ones_tokenizer(isomorph, tmp_path):
     assert isomorph("import", with_one, "-o", out / "a.safetensors").status == 0
     side = "a model and its tokenizer.json lie side by side: choose another directory"
     assert refused(isomorph, out, without, "-o", out / "b.safetensors") == (
-        f"E_ARGUMENT: {out / 'tokenizer.json'} is there already, and this model has none of its own\n"
+        f"E_OUTPUT: {out / 'tokenizer.json'} is there already, and this model has none of its own\n"
         f"  {side}, or remove it\n"
     )
     assert isomorph("import", with_one, "-o", out / "c.safetensors").status == 0  # the same one
     other = tmp_path / "other"
     assert isomorph("import", without, "-o", other / "b.safetensors").status == 0
     assert refused(isomorph, other, with_one, "-o", other / "a.safetensors") == (
-        f"E_ARGUMENT: {other / 'tokenizer.json'} would be taken for that of b.safetensors too\n"
+        f"E_OUTPUT: {other / 'tokenizer.json'} would be taken for that of b.safetensors too\n"
         f"  {side}, as in -o NAME/\n"
     )
     assert isomorph("import", with_one, "-o", other / "a/").status == 0
@@ -185,54 +187,70 @@ def test_an_edited_definition_is_kept_unless_it_is_forced(isomorph, tmp_path):
     edited = definition.read_text() + "# my own words\n"
     definition.write_text(edited)
     message = (
-        f"E_ARGUMENT: {definition} is there already, and is not the definition of this model or of the one "
-        "beside it\n  choose another name, or overwrite it: --force\n"
+        f"E_OUTPUT: {definition} is there already, and is no definition of this model or of the one beside it as "
+        "it is written here, or was changed since\n"
+        "  choose another name, or replace it: --force, in Python force=True\n"
     )
     assert refused(isomorph, out, large, "-o", model) == message
     assert refused(isomorph, out, small, "-o", model) == message
     model.unlink()
     assert refused(isomorph, out, large, "-o", model) == message
-    model.write_bytes(b"damaged")
+    model.write_bytes(b"")  # which holds nothing that could be lost
     assert refused(isomorph, out, large, "-o", model) == message
     definition.write_text(first)  # that of what is imported, whatever lies beside it
     assert isomorph("import", small, "-o", model).status == 0
+    model.write_bytes(b"damaged, or somebody else's")
+    assert refused(isomorph, out, small, "-o", model) == (
+        f"E_OUTPUT: {model} is there already, and is no model as it is written here, or was changed since\n"
+        "  choose another name, or replace it: --force, in Python force=True\n"
+    )
     definition.write_text(edited)
     assert isomorph("import", small, "-o", model, "--force").status == 0
     assert definition.read_text() == first
     assert iso.load(model)[0] == iso.resolve(first)
 
 
+def visible(directory):
+    return sorted(name for name in files(directory) if not name.startswith("."))
+
+
 def test_a_definition_is_never_that_of_another_model(isomorph, tmp_path, monkeypatch):
     """Every write that fails is a moment at which a process might be killed."""
-    from isomorph.cli import import_
+    from isomorph.writing.atomic import Staged
 
     small = publish(tmp_path / "small")
     large = publish(tmp_path / "large", text=TEXT.replace("pos_embed(6)", "pos_embed(7)"))
     out = tmp_path / "out"
     assert isomorph("import", small, "-o", out).status == 0
     seen = []
-    real = import_.save
+    real = Staged.publish
 
-    def save(path, *given, **named):
-        seen.append(sorted(files(out)))
-        real(path, *given, **named)
-        seen.append(sorted(files(out)))
+    def publish_watched(file):
+        if file.target.name == "model.safetensors":
+            seen.append(visible(out))
+            real(file)
+            seen.append(visible(out))
+        else:
+            real(file)
 
-    monkeypatch.setattr(import_, "save", save)
+    monkeypatch.setattr(Staged, "publish", publish_watched)
     assert isomorph("import", large, "-o", out).status == 0
     assert seen == [["model.safetensors"], ["model.safetensors"]]
     assert isomorph("import", large, "-o", out).status == 0  # the same definition stays
     assert seen[2] == ["model.net", "model.safetensors"]
 
-    def full(path, *given, **named):
-        raise OSError(28, "No space left on device", str(path))
+    def full(*given):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(import_, "save", full)
     before = files(out)
-    assert isomorph("import", small, "-o", out).err == (
-        f"E_CHECKPOINT: cannot write {out / 'model.safetensors'}: No space left on device\n  check the directory\n"
-    )
-    assert files(out) == before
+    for place, name in ((Staged, "publish"), (os, "fsync")):
+        monkeypatch.setattr(place, name, full)
+        assert isomorph("import", small, "-o", out).err.endswith(
+            ": No space left on device\n  there must be room for a second copy of the file: the old one stays until "
+            "the new one is whole\n"
+        )
+        monkeypatch.undo()
+        assert files(out) == before
 
 
 def test_where_nothing_can_be_written(isomorph, tmp_path):
@@ -241,15 +259,16 @@ def test_where_nothing_can_be_written(isomorph, tmp_path):
         if name == "loop":
             (tmp_path / name).symlink_to(tmp_path / name)
         result = isomorph("import", source, "-o", tmp_path / name)
-        assert (result.status, result.err.split(":")[0]) == (2, "E_CHECKPOINT"), name[:9]
+        assert (result.status, result.err.split(":")[0]) == (2, "E_OUTPUT"), name[:9]
         model = tmp_path / "model.safetensors"
         iso.save(model, iso.resolve(TEXT), iso.initial_weights(iso.resolve(TEXT)))
         result = isomorph("export", model, "-o", tmp_path / name)
-        assert (result.status, result.err.split(":")[0]) == (2, "E_CHECKPOINT"), name[:9]
+        assert (result.status, result.err.split(":")[0]) == (2, "E_OUTPUT"), name[:9]
         model.unlink()
     (tmp_path / "out" / "model.net").mkdir(parents=True)
     assert isomorph("import", source, "-o", tmp_path / "out").err == (
-        f"E_CHECKPOINT: cannot write {tmp_path / 'out' / 'model.net'}: Is a directory\n  check the directory\n"
+        f"E_OUTPUT: {tmp_path / 'out' / 'model.net'} is a directory; expected the name of a file for the definition of "
+        "this model or of the one beside it\n  choose another name\n"
     )
 
 

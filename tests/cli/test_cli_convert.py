@@ -83,8 +83,7 @@ def test_what_cannot_be_converted(isomorph, saved, block):
     before = path.read_bytes()
     result = isomorph("convert", path, "--to", "nnx", "--out", path)
     assert result.err == (
-        f"E_ARGUMENT: --out {path} is the model itself, and the file to be written holds no plan\n"
-        "  choose another name\n"
+        f"E_OUTPUT: {path} is read, and an input is never overwritten\n  choose another name\n"
     )
     assert path.read_bytes() == before
     block.write_text('x = input("B", 3)\nlinear(2)\n')
@@ -92,5 +91,5 @@ def test_what_cannot_be_converted(isomorph, saved, block):
         f"E_ARGUMENT: {block} is a definition, which has no weights to convert\n"
         "  give a saved model: a .safetensors file or the directory of a run\n"
     )
-    result = isomorph("convert", path, "--to", "nnx", "--out", path.parent / "no" / "where")
-    assert result.err.startswith("E_CHECKPOINT: cannot write ")
+    result = isomorph("convert", path, "--to", "nnx", "--out", path.parent / "no" / "m.safetensors")
+    assert result.err.startswith("E_OUTPUT: cannot write ")

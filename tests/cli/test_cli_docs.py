@@ -1,5 +1,8 @@
 """``docs``: the catalogue, a page, all pages as files."""
 
+import pytest
+
+from isomorph.operators import catalogue
 from isomorph.operators.catalogue import all_operators
 from isomorph.show.page import operator_page
 
@@ -35,6 +38,47 @@ def test_an_unknown_operator_gets_the_nearest(isomorph):
 def test_refuses(isomorph, tmp_path):
     (tmp_path / "file").touch()
     unwritable = isomorph("docs", "--out", tmp_path / "file")
-    assert (unwritable.status, unwritable.err.splitlines()[1]) == (2, "  choose another --out")
+    assert unwritable == (
+        2, "",
+        f"E_OUTPUT: {tmp_path / 'file'} is no directory, and several files are to be written\n"
+        "  choose a directory, which is made where there is none\n",
+    )  # fmt: skip
     both = isomorph("docs", "linear", "--out", tmp_path)
     assert both.err == "E_ARGUMENT: --out writes every page; leave out the operator\n"
+
+
+PLUGINS = {
+    "def broken(cls):\n    raise RuntimeError('no way')\n@broken\nclass X: pass": "no way",
+    "raise SystemExit(3)": "3",
+    "class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute": "Mute",
+    "raise KeyError": "KeyError",
+}
+
+
+@pytest.mark.parametrize("code", PLUGINS)
+def test_f19_a_package_whose_operators_do_not_load(isomorph, tmp_path, monkeypatch, code):
+    """Whatever its decorator raises, and however often one asks."""
+    information = tmp_path / "other-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[isomorph.operators]\nother = other_operators\n")
+    (tmp_path / "other_operators.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(catalogue, "_load_entry_points", catalogue._load_entry_points.__wrapped__)
+    for _ in range(2):
+        assert isomorph("docs") == (
+            2, "",
+            "E_OPERATOR: the operators of 'other_operators' (entry point 'other') do not load: "
+            f"{PLUGINS[code]}\n  uninstall or mend that package\n",
+        )  # fmt: skip
+    assert isomorph("docs", "linear").status == 0
+
+
+def test_f19_an_operator_whose_own_code_fails_on_its_page(isomorph, monkeypatch):
+    linear = catalogue.get("linear")
+    monkeypatch.setattr(linear, "examples", property(lambda self: 1 / 0))
+    assert isomorph("docs", "linear") == (
+        2, "",
+        "E_OPERATOR: the page of linear@1 cannot be written: TypeError: 'property' object is not iterable\n"
+        "  mend isomorph.operators.linear.Linear\n",
+    )  # fmt: skip

@@ -83,7 +83,8 @@ def test_what_cannot_be_written(isomorph, model, tmp_path):
     assert isomorph("export", model, "--to", "onnx", "-o", tmp_path / "file") == (
         2,
         "",
-        f"E_CHECKPOINT: cannot write {tmp_path / 'file'}: File exists\n  choose a directory\n",
+        f"E_OUTPUT: {tmp_path / 'file'} is no directory, and several files are to be written\n"
+        "  choose a directory, which is made where there is none\n",
     )
     plan = iso.resolve("linear(2)", input=("B", 3), dtype="float64")
     iso.save(model, plan, iso.initial_weights(plan))

@@ -139,7 +139,7 @@ def test_reads_standard_input(isomorph, monkeypatch):
 def test_a_missing_file_is_told(isomorph):
     assert isomorph("show", "/no/such.net") == (
         2, "",
-        "E_SYNTAX: cannot read the definition /no/such.net: No such file or directory\n"
+        "E_ARGUMENT: cannot read the definition /no/such.net: No such file or directory\n"
         "  give the path of a .net file\n",
     )  # fmt: skip
 

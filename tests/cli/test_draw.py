@@ -1,5 +1,6 @@
 """``draw``: the network and its attention permissions, to the terminal or a file."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,22 @@ def test_attention(isomorph, block, plan):
     assert given.out == draw_attention(plan, 5, {"T": 7})
 
 
+def drawn(path):
+    """A picture's file without the last line, a comment by which it is known again."""
+    text, _, mark = path.read_text(encoding="utf-8").removesuffix("\n").rpartition("\n")
+    text += "\n"
+    assert mark == f"<!-- isomorph {hashlib.sha256(text.encode()).hexdigest()[:32]} -->"
+    return text
+
+
 def test_a_file_is_written_whole(isomorph, block, plan, tmp_path):
     out = tmp_path / "a.svg"
-    out.write_text("old")
     result = isomorph("draw", block, *SHAPE, "-o", out)
-    assert out.read_text(encoding="utf-8") == draw_svg(plan)
-    assert result == (0, f"{out}: {len(draw_svg(plan).encode()):,} bytes\n", "")
+    assert drawn(out) == draw_svg(plan)
+    assert result == (0, f"{out}: {out.stat().st_size:,} bytes\n", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.svg", "block.net"]
     assert isomorph("draw", block, *SHAPE, "--attention", "--out", out, "--quiet").out == ""
-    assert out.read_text(encoding="utf-8") == draw_attention(plan)
+    assert drawn(out) == draw_attention(plan)
 
 
 def test_a_saved_model_is_drawn_as_its_definition(isomorph, plan, tmp_path):
@@ -75,7 +83,7 @@ def test_refuses(isomorph, block, options, message):
 def test_nothing_is_left_where_a_file_cannot_be_written(isomorph, block, tmp_path):
     out = tmp_path / "none" / "a.svg"
     assert isomorph("draw", block, *SHAPE, "-o", out) == (
-        2, "", f"E_ARGUMENT: cannot write {out}: No such file or directory\n  choose another --out\n",
+        2, "", f"E_OUTPUT: cannot write {out}: No such file or directory\n  make its directory first\n",
     )  # fmt: skip
     assert not Path(tmp_path / "none").exists()
 

@@ -651,3 +651,35 @@ def test_deep_chains_of_open_sizes() -> None:
     text = "reshape(2)\n" + "linear(4)\n" * 3000
     plan = iso.resolve(text, input=("B", 8), output=("B", 2, 4))
     assert len(plan.nodes) == 3001
+
+
+def test_f20_a_definition_that_cannot_be_read_is_no_syntax_error(tmp_path):
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.resolve_file(tmp_path / "no.net")
+    assert str(caught.value) == (
+        f"E_ARGUMENT: cannot read the definition {tmp_path / 'no.net'}: No such file or directory\n"
+        "  give the path of a .net file"
+    )
+    with pytest.raises(iso.IsomorphError, match=r"E_ARGUMENT: cannot read the definition .*: Is a directory"):
+        iso.resolve_file(tmp_path)
+
+
+@pytest.mark.parametrize("size", [3, 1 << 20])
+def test_f20_an_archive_is_no_definition_whatever_its_size(tmp_path, size):
+    """Below and above the limit of a definition's bytes."""
+    np = pytest.importorskip("numpy")
+    zeros = np.zeros(size, np.float32)
+    np.savez(tmp_path / "data.npz", x=zeros)
+    np.save(tmp_path / "data.npy", zeros)
+    (tmp_path / "raw").write_bytes(zeros.tobytes() + b"linear(2)")
+    for name, what in {
+        "data.npz": "a zip archive, as numpy.savez and torch.save write them",
+        "data.npy": "an array of numpy.save",
+        "raw": "a binary file",
+    }.items():
+        with pytest.raises(iso.IsomorphError) as caught:
+            iso.resolve_file(tmp_path / name, input=("B", 3))
+        assert str(caught.value) == (
+            f"E_ARGUMENT: {tmp_path / name} is {what}, and no definition\n"
+            "  a definition is text, and ends in .net; a saved model ends in .safetensors"
+        )

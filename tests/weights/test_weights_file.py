@@ -126,7 +126,7 @@ def test_no_such_file_or_directory(tmp_path):
         f"E_CHECKPOINT: cannot read {tmp_path}/none: No such file or directory\n  check the path"
     )
     error = error_of(iso.save, tmp_path / "no" / "m", plan(), iso.initial_weights(plan()))
-    assert error.code == "E_CHECKPOINT"
+    assert error.code == "E_OUTPUT"
     assert "No such file or directory" in error.message
     assert error_of(iso.load, tmp_path).code == "E_CHECKPOINT"
 
@@ -350,13 +350,13 @@ def test_t39_a_killed_save_leaves_the_old_file_whole(tmp_path):
 def test_a_failing_save_leaves_the_old_file(saved, monkeypatch):
     before = saved.read_bytes()
 
-    def full(path, write):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights_file, "atomic_write", full)
+    monkeypatch.setattr(os, "fsync", full)
     error = error_of(iso.save, saved, plan(), iso.initial_weights(plan(), seed=9))
     assert str(error) == (
-        f"E_CHECKPOINT: cannot write {saved}: No space left on device\n"
-        "  the directory must exist and be writable, with room for a second copy of the file"
+        f"E_OUTPUT: cannot write {saved}: No space left on device\n"
+        "  there must be room for a second copy of the file: the old one stays until the new one is whole"
     )
     assert saved.read_bytes() == before

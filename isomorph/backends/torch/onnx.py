@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,7 +33,9 @@ from isomorph.errors import IsomorphError
 from isomorph.paths import path_text
 from isomorph.plan import Bound, Plan, Value
 from isomorph.resolver.dimensions import Affine, show_shape
-from isomorph.weights.atomic import sync_directory
+from isomorph.writing.atomic import hidden_directory, sync_directory, sync_files, take_name
+from isomorph.writing.marks import Kind, onnx_marked
+from isomorph.writing.rule import Input, Target, refuse_extension, told
 
 OPSET = 20
 """Version of the operator set: the first with ``Gelu``."""
@@ -44,6 +45,9 @@ EXTERNAL_BYTES = 1 << 30
 
 LONE_OUTPUT = "output"
 """What the only output of a plan is called that gives it no name."""
+
+DEFINITION = "isomorph.definition"
+ONNX = Kind("ONNX model", (".onnx",), onnx_marked(DEFINITION))
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _REFUSED = {
@@ -103,6 +107,8 @@ def export_onnx(
     *,
     compare: bool = True,
     external_bytes: int = EXTERNAL_BYTES,
+    force: bool = False,
+    inputs: Sequence[Input] = (),
 ) -> OnnxModel:
     """Write a network, in evaluation mode, as an ONNX file for any sizes of its symbols.
 
@@ -112,33 +118,34 @@ def export_onnx(
     name is called ``output``.
 
     Args:
-        path: the file; ``.onnx`` by custom. Its directory must exist.
+        path: the file; ``.onnx`` or no extension. Its directory must exist.
         plan: the network, of dtype float32 or float16.
         weights: arrays by parameter path, such as a backend's ``weights(model)``; a tied one is stored once.
         compare: whether to run the reference, which takes 8 bytes per parameter, and onnxruntime.
         external_bytes: weights that take more are written to ``<name>.<16 hex digits>.data`` beside the file.
+        force: whether a file that was not exported here is replaced.
+        inputs: paths of what is read meanwhile, which is never replaced.
 
     Raises:
         IsomorphError: E_BACKEND when a package is missing, when ``torch.export`` cannot capture an operator,
             or when onnxruntime does not compute what the reference computes; E_ARGUMENT when the plan cannot
-            be said in ONNX; E_WEIGHTS when the weights are not exactly the plan's; E_CHECKPOINT when the file
-            cannot be written. All but the last leave no file.
+            be said in ONNX; E_WEIGHTS when the weights are not exactly the plan's; E_OUTPUT when something else
+            has the name, or the file cannot be written. They leave what was there.
     """
-    target = Path(os.path.realpath(path_text(path, "the model's path")))
+    named = Target(path_text(path, "the model's path"), ONNX, tuple(inputs), force, alone=False)
+    refuse_extension(named.name, ONNX.extensions, bare=True)
     _refuse_inexpressible(Plan.expect(plan))
+    named.check()
+    target = Path(os.path.realpath(named.name))
     _require_packages()
     network = build(plan, weights).eval()
     model = _tidied(_captured(network, plan), plan)
-    try:
-        with _workplace(target) as workplace:
-            written = _write(model, workplace / target.name, external_bytes)
-            _check_format(written[0])
-            comparisons = tuple(_compared(written[0], plan, weights_of(network)) if compare else ())
-            _publish(written, target)
-    except OSError as error:
-        raise IsomorphError(
-            "E_CHECKPOINT", f"cannot write {target}: {error.strerror or error}", hints=["check the directory"]
-        ) from error
+    with told(named.name), hidden_directory(target.parent, target.name) as workplace:
+        written = _write(model, workplace / target.name, external_bytes)
+        _check_format(written[0])
+        comparisons = tuple(_compared(written[0], plan, weights_of(network)) if compare else ())
+        named.check()
+        _publish(written, target)
     data = str(target.with_name(written[1].name)) if len(written) > 1 else None
     return OnnxModel(
         str(target), data, _described(plan, plan.inputs), _described(plan, plan.outputs), comparisons
@@ -341,7 +348,7 @@ def _tidied(model: Any, plan: Plan) -> Any:
     for path, owner in plan.ties.items():
         if path in graph.initializers and owner not in graph.initializers:
             graph.initializers[path].name = owner
-    model.metadata_props["isomorph.definition"] = plan.definition
+    model.metadata_props[DEFINITION] = plan.definition
     bounds = [f"{symbol} >= {low}" for symbol, (low, _) in plan.bounds.items() if low]
     bounds += [f"{symbol} <= {high}" for symbol, (_, high) in plan.bounds.items() if high is not None]
     model.metadata_props["isomorph.bounds"] = ", ".join(bounds)
@@ -382,17 +389,6 @@ def _declare(value: Any, planned: Value) -> None:
 # -- writing -----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _workplace(target: Path) -> Iterator[Path]:
-    """A hidden directory beside the target, removed afterwards."""
-    place = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    place.mkdir()
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
 def _write(model: Any, path: Path, external_bytes: int) -> list[Path]:
     """Write the model, with its weights or beside them; the files, the model first."""
     import onnx_ir
@@ -412,13 +408,14 @@ def _publish(written: list[Path], target: Path) -> None:
     At every moment the model that has the name is whole, for the weights that it names lie beside it. Those
     of the model before go last.
     """
+    sync_files(written)
     for path in written:
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
         with suppress(FileNotFoundError):
-            path.chmod(target.stat().st_mode & 0o7777)  # an existing model's permissions are kept
+            path.chmod(
+                target.stat().st_mode & 0o7777
+            )  # an existing model's permissions are kept, of its data too
     for path in reversed(written):
-        os.replace(path, target.with_name(path.name))
+        take_name(path, target.with_name(path.name))
     sync_directory(target.parent)
     data = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.data")
     for path in target.parent.iterdir():

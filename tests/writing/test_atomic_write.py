@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from isomorph.weights import atomic
-from isomorph.weights.atomic import atomic_write
+from isomorph.writing import atomic
+from isomorph.writing.atomic import atomic_write
 
 
 def test_bytes_and_functions(tmp_path):
@@ -66,7 +66,7 @@ def test_a_missing_directory(tmp_path):
 
 ABANDON = """
     import os, sys, time
-    from isomorph.weights.atomic import atomic_write
+    from isomorph.writing.atomic import atomic_write
 
     def write(file):
         file.write(b"half")
