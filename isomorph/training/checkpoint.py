@@ -337,10 +337,10 @@ class RunDirectory:
 
 def settings_of(directory: str | Path) -> dict[str, Any]:
     """The training settings that a run in this directory began with; empty when there is none."""
-    path = RunDirectory(directory).config
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["training"])
-    except (OSError, ValueError, KeyError, TypeError):
+        with open_regular(RunDirectory(directory).config) as file:
+            return dict(json.loads(file.read())["training"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 

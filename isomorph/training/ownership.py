@@ -49,12 +49,16 @@ class Ownership:
         self.directory, self.path = directory, directory / LOCK
         self._created: list[Path] = []
         self._descriptor, self.locked = self._take()
-        _OWNED.add(self)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "token": secrets.token_hex(16)}
         self._content = json.dumps(owner).encode()
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        os.write(self._descriptor, self._content)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, self._content)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        _OWNED.add(self)
 
     def __enter__(self) -> Ownership:
         return self

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from isomorph.errors import IsomorphError, shorten, shown
-from isomorph.paths import path_text
+from isomorph.paths import open_regular, path_text
 from isomorph.plan import Plan
 from isomorph.weights.convert import owned_weights, to_array
 from isomorph.writing.atomic import Content, atomic_write
@@ -267,7 +267,7 @@ def _header(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> by
 def refuse_foreign(path: Path) -> None:
     """E_CHECKPOINT for what is no safetensors file by its first bytes, with what it seems to be."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:  # a pipe would be waited for
             start = file.read(9)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:

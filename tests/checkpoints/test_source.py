@@ -12,6 +12,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import isomorph as iso
+from isomorph.backends.torch.pickled import read_pickled
 from isomorph.checkpoints.families import FAMILIES
 
 SIZES = {
@@ -100,6 +101,22 @@ def test_t39_a_pickle_that_would_execute_something_is_refused(directory, tmp_pat
         "  a training checkpoint holds more than a model: save its state_dict() alone"
     )
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_f17_a_pickled_tensor_that_declares_more_than_its_file_holds_is_refused(tmp_path, zipped):
+    # One float32 with a stride of 0: 10^12 numbers, 4 * 10^12 bytes, in a file of less than two kilobytes.
+    path = tmp_path / "pytorch_model.bin"
+    tensors = {"wte.weight": torch.zeros(1).expand(10**12)}
+    torch.save(tensors, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(iso.IsomorphError) as error:
+        read_pickled(path)
+    assert str(error.value) == (
+        f"E_CHECKPOINT: {path} declares 4,000,000,000,000 bytes of numbers for 'wte.weight', but has "
+        f"{path.stat().st_size:,} bytes in all\n  save the tensor's clone(), which holds every number"
+    )
+    torch.save({"mask": torch.ones(1, 4).expand(3, 4)}, path, _use_new_zipfile_serialization=zipped)
+    assert read_pickled(path)["mask"].shape == (3, 4)
 
 
 def test_t27_bfloat16_keeps_its_bits_and_mixed_dtypes_take_the_widest(directory):

@@ -237,7 +237,7 @@ def test_f1_a_run_is_not_continued_on_other_data(tmp_path, kind, finished):
         text = 'input("B", "T", dtype="int64")\nembedding(256, 2)\nlinear()\noutput("B", "T", 256)'
     settings = config(f"{kind}:{place}", batch_size=4, steps=4, length=8 if kind == "text" else 0)
     stopper = Stopper(2)
-    stop = {} if finished else {"reporter": stopper, "should_stop": stopper}
+    stop: dict[str, Any] = {} if finished else {"reporter": stopper, "should_stop": stopper}
     write(1)
     before = place.read_bytes()
     train(iso.resolve(text), settings, tmp_path / "run", **stop)

@@ -190,3 +190,16 @@ def test_f2_a_run_that_is_not_owned_stores_nothing(tmp_path):
     with pytest.raises(IsomorphError, match=r"is not owned: use own\(\) first"):
         RunDirectory(tmp_path).save(1, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_f2_an_owner_that_cannot_say_who_it_is_lets_go(tmp_path, monkeypatch):
+    def full(descriptor, content):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(IsomorphError) as error, RunDirectory(tmp_path).own():
+            pass
+    assert error.value.message == f"cannot write to {tmp_path}: No space left on device"
+    with RunDirectory(tmp_path).own():
+        pass

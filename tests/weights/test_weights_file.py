@@ -360,3 +360,14 @@ def test_a_failing_save_leaves_the_old_file(saved, monkeypatch):
         "  there must be room for a second copy of the file: the old one stays until the new one is whole"
     )
     assert saved.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_f15_a_pipe_is_no_model_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (iso.load, weights_file.load_notes):
+        with pytest.raises(iso.IsomorphError) as error:
+            read(tmp_path / "pipe")
+        assert str(error.value) == (
+            f"E_CHECKPOINT: cannot read {tmp_path}/pipe: it is a pipe, expected a regular file\n  check the path"
+        )

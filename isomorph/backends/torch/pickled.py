@@ -18,7 +18,7 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
 
     Raises:
         IsomorphError: E_CHECKPOINT when the file is damaged, holds anything that would have to be executed,
-            or holds something else than tensors by name.
+            or holds something else than tensors by name, or tensors that declare more than the file holds.
     """
     try:
         with warnings.catch_warnings():
@@ -49,5 +49,12 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
             raise IsomorphError(
                 "E_CHECKPOINT",
                 f"{path} holds {shorten(name)} as a sparse, quantized or empty tensor, expected a dense one",
+            )
+        declared, length = tensor.numel() * tensor.element_size(), path.stat().st_size
+        if declared > length:  # one number can stand for any count of them (a stride of 0)
+            raise IsomorphError(
+                "E_CHECKPOINT",
+                f"{path} declares {declared:,} bytes of numbers for {shorten(name)}, but has {length:,} bytes in all",
+                hints=["save the tensor's clone(), which holds every number"],
             )
     return found
