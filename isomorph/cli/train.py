@@ -43,9 +43,7 @@ def run(
             f"{file} is a saved model; training starts from a definition",
             hints=["a run's own directory has its definition.net"],
         )
-    directory = directory_target(
-        Path("runs") / (Path(file).stem or "run") if out is None else out, "--out"
-    )
+    directory = directory_target(Path("runs") / (Path(file).stem or "run") if out is None else out, "--out")
     if force:
         _keep_inputs(directory, (file, str(settings.get("data") or "").partition(":")[2]))
     config = configuration(settings, directory, resume)

@@ -105,23 +105,25 @@ class Ownership:
 
     def _take(self) -> tuple[int, bool]:
         """An open descriptor of the file, and whether it is locked."""
+        gone = FileNotFoundError()
         for _ in range(_TRIES):
-            self._make_directory()
             try:
+                self._make_directory()
                 descriptor = os.open(self.path, _FLAGS, 0o666)
-            except FileNotFoundError:  # the directory was removed by a process that had just made it
+            except FileNotFoundError as error:  # a process that had just made a directory removed it again
+                gone = error
                 continue
             try:
                 locked = self._lock(descriptor)
                 if os.path.samestat(os.fstat(descriptor), os.stat(self.path, follow_symlinks=False)):
                     return descriptor, locked
-            except FileNotFoundError:
-                pass  # its owner ended and removed it before it was locked
+            except FileNotFoundError as error:  # its owner ended and removed it before it was locked
+                gone = error
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        raise OSError(f"{self.path} is removed again and again")
+        raise gone
 
     def _lock(self, descriptor: int) -> bool:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -174,8 +174,13 @@ def test_f2_without_locks_it_is_said_and_the_earlier_owner_stores_nothing_more(t
 def test_f2_what_lies_under_the_locks_name_is_not_followed_or_waited_for(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("precious")
-    for make in (lambda path: path.symlink_to(precious), os.mkfifo, os.mkdir):
-        directory = tmp_path / str(make)
+    for make in (
+        lambda path: path.symlink_to(precious),
+        lambda path: path.symlink_to("nowhere"),
+        os.mkfifo,
+        os.mkdir,
+    ):
+        directory = tmp_path / str(id(make))
         directory.mkdir()
         make(directory / LOCK)
         with (
@@ -184,6 +189,10 @@ def test_f2_what_lies_under_the_locks_name_is_not_followed_or_waited_for(tmp_pat
         ):
             pass
     assert precious.read_text() == "precious"
+    (tmp_path / "dangling").symlink_to("nowhere/deeper")
+    with pytest.raises(IsomorphError) as error, RunDirectory(tmp_path / "dangling").own():
+        pass
+    assert error.value.message == f"cannot write to {tmp_path}/dangling: No such file or directory"
 
 
 def test_f2_a_run_that_is_not_owned_stores_nothing(tmp_path):
