@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Compute dtypes a plan may have, and bytes per element."""
 INPUT_DTYPES = (*DTYPE_BYTES, "int64", "int32", "bool")
+ABSENT = {"bool": True, "int64": 0, "int32": 0}
+"""What an optional input is, everywhere, where a call leaves it out: a mask that hides nothing, and the id 0."""
 
 
 class Value(NamedTuple):
@@ -131,6 +133,7 @@ class Plan:
         bounds: what each bounded symbol may be.
         definition: text that resolves to this plan.
         named_inputs: whether the definition names its inputs (decides how the table looks).
+        optional: names of the inputs that a call may leave out; see :data:`ABSENT`.
     """
 
     dtype: str
@@ -141,10 +144,12 @@ class Plan:
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     definition: str = ""
     named_inputs: bool = False
+    optional: tuple[str, ...] = ()
 
     def _key(self) -> tuple[Any, ...]:
         return (
             self.dtype, self.values, self.inputs, self.outputs, self.nodes, dict(self.bounds), self.named_inputs,
+            self.optional,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

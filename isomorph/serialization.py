@@ -90,6 +90,7 @@ def _altered(why: str) -> IsomorphError:
 
 
 def _plan_to_data(plan: Plan) -> dict[str, Any]:
+    optional = {"optional": plan.optional} if plan.optional else {}
     return {
         "format": FORMAT,
         "dtype": plan.dtype,
@@ -97,6 +98,7 @@ def _plan_to_data(plan: Plan) -> dict[str, Any]:
         "values": [[v.source, _shape_to_data(v.shape), v.dtype, v.node, v.port] for v in plan.values],
         "inputs": plan.inputs,
         "outputs": plan.outputs,
+        **optional,
         "nodes": [_node_to_data(node) for node in plan.nodes],
         "bounds": {symbol: [bound.low, bound.high] for symbol, bound in plan.bounds.items()},
         "definition": plan.definition,
@@ -167,4 +169,5 @@ def _plan_from_data(data: dict[str, Any]) -> Plan:
         bounds={symbol: Bound(low, high) for symbol, (low, high) in data["bounds"].items()},
         definition=data["definition"],
         named_inputs=data["named_inputs"],
+        optional=tuple(data.get("optional", ())),
     )

@@ -5,12 +5,12 @@ Knows no framework: a tensor is anything with ``.shape`` and ``.dtype``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, NoReturn
 
 from isomorph.errors import IsomorphError, did_you_mean, shorten
-from isomorph.plan import Plan
+from isomorph.plan import ABSENT, Plan
 from isomorph.resolver.dimensions import Affine, show_shape, symbols_of
 
 DTYPE_KINDS: dict[str, str] = {
@@ -19,6 +19,19 @@ DTYPE_KINDS: dict[str, str] = {
     "bool": "bool",
 }
 """Kind of a dtype by its name. A contract asks for a kind: a ``float32`` input takes any floating dtype."""
+
+OTHER_NAMES = {
+    "ids": ("input_ids", "decoder_input_ids"),
+    "mask": ("attention_mask",),
+    "segments": ("token_type_ids",),
+    "image": ("pixel_values",),
+    "features": ("input_features",),
+    "x": ("input_ids", "pixel_values", "input_features"),
+}
+"""What ``transformers`` calls an input of that name; such a keyword is taken where the network has no such input."""
+
+Full = Callable[[tuple[int, ...], Any, str, Any], Any]
+"""``full(shape, value, dtype, like)``: a backend's tensor of one value, where the tensor ``like`` is."""
 
 _KIND_WORDS = {"float": "a floating-point dtype", "int": "an integer dtype", "bool": "dtype bool"}
 
@@ -51,13 +64,15 @@ class InputContracts:
         plan: the network.
         kinds: kind (``"float"``, ``"int"``, ``"bool"``) by dtype, keyed by the objects that a backend's
             tensors have as ``.dtype``. Names by default.
+        full: makes what an optional input is where it is left out; needed where the plan has one.
 
     A symbol takes its value from the first axis that is that symbol alone; one that occurs only inside
     arithmetic (``2*T+1``) is solved for. An axis that leaves two symbols open is not checked.
     """
 
-    def __init__(self, plan: Plan, kinds: Mapping[Any, str] | None = None) -> None:
+    def __init__(self, plan: Plan, kinds: Mapping[Any, str] | None = None, full: Full | None = None) -> None:
         self.names = tuple(name for name, _ in plan.inputs)
+        self._full = full
         self.values = tuple(plan.values[value] for _, value in plan.inputs)
         self._kinds = DTYPE_KINDS if kinds is None else kinds
         self._rules = tuple(self._rule(index) for index in range(len(self.names)))
@@ -68,18 +83,68 @@ class InputContracts:
         solved_from = len(self._origins)
         self._equations = self._order_equations()
         self._bounds = self._limits(plan, tuple(self._origins)[solved_from:])
+        self._masks = tuple(rule.input for rule in self._rules if rule.kind == "bool")
+        self._optional = frozenset(plan.optional)
+        self._other_names = {
+            other: name
+            for name in self.names
+            for other in OTHER_NAMES.get(name, ())
+            if other not in self.names
+        }
 
     # -- use -----------------------------------------------------------------------------------
 
     def bind(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
-        """Inputs given by position or by name, in the plan's order; E_RUNTIME when they do not fit."""
+        """Inputs given by position or by name, in the plan's order; E_RUNTIME when they do not fit.
+
+        An optional input that is left out, or None, is what :data:`~isomorph.plan.ABSENT` says. A mask of integers
+        is True where it is not 0.
+        """
+        if not keywords and len(arguments) == len(self.names):
+            tensors = list(arguments)
+        else:
+            tensors = self._ordered(arguments, keywords)
+        if self._masks or self._optional:
+            self._complete(tensors)
+        return tensors
+
+    def _complete(self, tensors: list[Any]) -> None:
+        """Put in what optional inputs are that were left out, and make masks of integers boolean."""
+        for index, name in enumerate(self.names):
+            if tensors[index] is None and name in self._optional:
+                tensors[index] = self._absent(index, tensors)
+        for index in self._masks:
+            mask = tensors[index]
+            if self._kinds.get(getattr(mask, "dtype", None)) == "int":
+                tensors[index] = mask != 0
+
+    def _absent(self, index: int, tensors: Sequence[Any]) -> Any:
+        """What an optional input is where it is left out, its sizes read off the others."""
+        shape, like = [], None
+        for size in self.values[index].shape:
+            if type(size) is int:
+                shape.append(size)
+                continue
+            source, axis = next(
+                (other, self.values[other].shape.index(size))
+                for other, name in enumerate(self.names)
+                if name not in self._optional and size in self.values[other].shape
+            )
+            like = tensors[source]
+            if len(getattr(like, "shape", ())) != len(self.values[source].shape):
+                return None  # which the checks of that input tell
+            shape.append(like.shape[axis])
+        assert self._full is not None
+        dtype = self.values[index].dtype
+        return self._full(tuple(shape), ABSENT[dtype], dtype, like)
+
+    def _ordered(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
         names = self.names
-        if not keywords and len(arguments) == len(names):
-            return list(arguments)
         if len(arguments) > len(names):
             raise IsomorphError("E_RUNTIME", f"{self._takes()}, got {len(arguments)} by position")
         given = dict(zip(names, arguments, strict=False))
-        for name, value in keywords.items():
+        for keyword, value in keywords.items():
+            name = self._other_names.get(keyword, keyword)
             if name in given:
                 raise IsomorphError("E_RUNTIME", f"input {name} is given twice, by position and by name")
             if name not in names:
@@ -88,11 +153,11 @@ class InputContracts:
                     "E_RUNTIME", f"unexpected input {shorten(name)}; {self._takes()}", hints=hints
                 )
             given[name] = value
-        missing = [name for name in names if name not in given]
+        missing = [name for name in names if name not in given and name not in self._optional]
         if missing:
             word = "input" if len(missing) == 1 else "inputs"
             raise IsomorphError("E_RUNTIME", f"missing {word} {', '.join(missing)}; {self._takes()}")
-        return [given[name] for name in names]
+        return [given.get(name) for name in names]
 
     def check(self, tensors: Sequence[Any]) -> dict[str, int]:
         """The value of every symbol, or E_RUNTIME naming the input, what was expected and what came.

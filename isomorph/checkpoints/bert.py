@@ -81,8 +81,8 @@ def definition(options: Options) -> str:
         f"# BERT: {options['num_hidden_layers']} layers of width {width}, {vocabulary:,} word pieces.\n"
         "# Norms come after each sum.\n\n"
         'ids = input("B", "T", dtype="int64")        # word pieces\n'
-        'mask = input("B", "T", dtype="bool")        # True where there is a token, False where there is padding\n'
-        'segments = input("B", "T", dtype="int64")   # which sentence a token belongs to\n\n'
+        'mask = input("B", "T", dtype="bool", optional=True)        # True where there is a token\n'
+        'segments = input("B", "T", dtype="int64", optional=True)   # which sentence a token belongs to\n\n'
         f'words = embedding(ids, {vocabulary}, {width}, name="words")\n'
         f'kinds = embedding(segments, {options["type_vocab_size"]}, {width}, name="kinds")\n'
         "add(words, kinds)\n"

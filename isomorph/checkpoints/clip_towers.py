@@ -77,7 +77,7 @@ def image_stack(options: Options) -> PreNorm:
 
 
 IDS = 'ids = input("B", "T", dtype="int64")   # word pieces\n'
-MASK = 'mask = input("B", "T", dtype="bool")   # True where there is a token, False where there is padding\n'
+MASK = 'mask = input("B", "T", dtype="bool", optional=True)   # True where there is a token\n'
 
 
 def image_input(options: Options, batch: str) -> str:

@@ -33,12 +33,16 @@ Dimension = int | str
 
 @dataclass(slots=True)
 class Contract:
-    """The declared shape and dtype of an input, or the shape of an output (dtype None)."""
+    """The declared shape and dtype of an input, or the shape of an output (dtype None).
+
+    An optional input may be left out of a call.
+    """
 
     name: str
     shape: tuple[Dimension, ...]
     dtype: str | None = None
     location: Location | None = field(default=None, compare=False, repr=False)
+    optional: bool = False
 
 
 @dataclass(slots=True)

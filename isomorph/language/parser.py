@@ -274,21 +274,26 @@ class Reader(ExpressionReader):
                 'name one: ids = input("B", "T")',
                 code="E_NAME",
             )
-        dtype = None
-        for keyword in call.keywords:
-            if keyword.arg != "dtype" or dtype is not None:
-                self._fail(
-                    keyword, f"input takes sizes and one dtype, got {shorten(keyword.arg)}",
-                    'write input("B", "T", dtype="int64")', code="E_ARGUMENT",
-                )  # fmt: skip
-            dtype = self._literal(keyword.value)
-            if not isinstance(dtype, str):
-                self._fail(
-                    keyword.value,
-                    f'dtype is a string such as "int64", got {shorten(dtype)}',
-                    code="E_ARGUMENT",
-                )
-        self.inputs.append(Contract(name, self._sizes(call.args), dtype, self.source.of(call)))
+        dtype = self._input_keyword(call, "dtype", str, 'is a string such as "int64"')
+        optional = self._input_keyword(call, "optional", bool, "is True or False")
+        sizes, place = self._sizes(call.args), self.source.of(call)
+        self.inputs.append(Contract(name, sizes, dtype, place, optional=bool(optional)))
+
+    def _input_keyword(self, call: Any, name: str, type: type, expected: str) -> Any:
+        """What an ``input(...)`` says under a keyword, or None."""
+        given = [keyword for keyword in call.keywords if keyword.arg == name]
+        strange = [keyword for keyword in call.keywords if keyword.arg not in ("dtype", "optional")]
+        for keyword in (*strange, *given[1:]):
+            self._fail(
+                keyword, f"input takes sizes, one dtype and optional=True, got {shorten(keyword.arg)}",
+                'write input("B", "T", dtype="int64")', code="E_ARGUMENT",
+            )  # fmt: skip
+        if not given:
+            return None
+        value = self._literal(given[0].value)
+        if not isinstance(value, type):
+            self._fail(given[0].value, f"{name} {expected}, got {shorten(value)}", code="E_ARGUMENT")
+        return value
 
     def close_inputs(self) -> None:
         """Bind the inputs; from here on none can be declared."""

@@ -168,7 +168,8 @@ def _sizes(shape: Iterable[Any]) -> str:
 
 def _input_line(contract: Contract, count: int) -> str:
     dtype = "" if contract.dtype is None else f", dtype={quote(contract.dtype)}"
-    text = f"input({_sizes(contract.shape)}{dtype})"
+    optional = ", optional=True" if contract.optional else ""
+    text = f"input({_sizes(contract.shape)}{dtype}{optional})"
     name = contract.name or "x"
     return text if name == "x" and count == 1 else f"{name} = {text}"
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from isomorph.errors import IsomorphError, Location, did_you_mean, shorten
 from isomorph.language.graph import Contract
 from isomorph.language.names import check_symbol, check_tensor_name
-from isomorph.plan import DTYPE_BYTES, INPUT_DTYPES
+from isomorph.plan import ABSENT, DTYPE_BYTES, INPUT_DTYPES
 from isomorph.resolver.dimensions import Affine, parse_dimension, show_shape, symbols_of
 
 
@@ -20,6 +20,7 @@ class Declared(NamedTuple):
     shape: tuple[Any, ...]
     dtype: str | None
     location: Location | None
+    optional: bool = False
 
 
 def given_contracts(kind: str, given: Any) -> list[Contract]:
@@ -127,6 +128,29 @@ def _check_symbolic(size: Affine, written: str, where: str, largest: int, locati
             check_symbol(name)
         except IsomorphError as error:
             raise IsomorphError(error.code, f"{where}: {error.message}", location, error.hints) from None
+
+
+def check_optional(declared: list[Declared]) -> None:
+    """What is left out must be something that means nothing by itself, of a size that the others tell."""
+    sizes = {size for one in declared if not one.optional for size in one.shape}
+    for one in declared:
+        if not one.optional:
+            continue
+        if one.dtype not in ABSENT:
+            raise IsomorphError(
+                "E_DTYPE",
+                f"input {one.name}: an optional input has dtype {', '.join(ABSENT)}, got {one.dtype}",
+                one.location,
+                ["what is left out is a mask that hides nothing, or the id 0 everywhere"],
+            )
+        unknown = [size for size in one.shape if type(size) is not int and size not in sizes]
+        if unknown:
+            raise IsomorphError(
+                "E_UNRESOLVED",
+                f"input {one.name} is optional, and no other input has an axis {unknown[0]!r}",
+                one.location,
+                ["where it is left out its size would not be known; leave out optional=True"],
+            )
 
 
 def merge(kind: str, stated: list[Declared], given: list[Declared]) -> list[Declared]:

@@ -57,6 +57,7 @@ def finish(resolution: Resolution, outputs: list[tuple[str, int]], definition: C
         bounds=_bounds(resolution),
         definition=definition(_input_statements(resolution), _output_statements(resolution, outputs, shapes)),
         named_inputs=resolution.named_inputs,
+        optional=tuple(one.name for one in resolution.input_contracts if one.optional),
     )
     _check_parameter_bytes(resolution, plan)
     return plan
@@ -69,6 +70,7 @@ def _input_statements(resolution: Resolution) -> list[Contract]:
             one.name if named else "",
             _written(one.shape),
             None if one.dtype == resolution.dtype else one.dtype,
+            optional=one.optional,
         )
         for one in resolution.input_contracts
     ]

@@ -86,7 +86,9 @@ class Resolution:
     def _read(self, kind: str, items: list[Contract]) -> list[contracts.Declared]:
         largest = self.limits["max_dimension"]
         return [
-            contracts.Declared(c.name, contracts.read_shape(c, kind, largest), c.dtype, c.location)
+            contracts.Declared(
+                c.name, contracts.read_shape(c, kind, largest), c.dtype, c.location, c.optional
+            )
             for c in items
         ]
 
@@ -111,6 +113,7 @@ class Resolution:
                     ["leave one of the two out, or make them equal"],
                 )  # fmt: skip
             found.append(one._replace(name=name, dtype=asked or stated or self.dtype))
+        contracts.check_optional(found)
         for i, one in enumerate(found):
             self._add_value(one.shape, one.dtype or self.dtype, (-1, i))
         return found

@@ -37,7 +37,8 @@ def render_table(plan: Plan) -> str:
 def render_header(plan: Plan) -> str:
     """``Network: [B, 8, 32] -> [B, 8, 32]  dtype=float32``."""
     inputs = ", ".join(
-        _contract(plan, name if plan.named_inputs else "", value) for name, value in plan.inputs
+        _contract(plan, f"{name}{'?' * (name in plan.optional)}" if plan.named_inputs else "", value)
+        for name, value in plan.inputs
     )
     outputs = ", ".join(_contract(plan, name, value) for name, value in plan.outputs)
     header = f"Network: {inputs} -> {outputs}  dtype={plan.dtype}"

@@ -121,7 +121,7 @@ def test_the_definition_of_a_clip(published):
         "\n"
         'ids = input("B", "T", dtype="int64")   # word pieces\n'
         'image = input("N", 2, 6, 6)\n'
-        'mask = input("B", "T", dtype="bool")   # True where there is a token, False where there is padding\n'
+        'mask = input("B", "T", dtype="bool", optional=True)   # True where there is a token\n'
         "\n"
         'embedding(ids, 13, 15, name="text_tokens")\n'
         'h = pos_embed(9, name="text_positions")   # hence T <= 9\n'

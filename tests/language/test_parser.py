@@ -303,7 +303,7 @@ def test_inputs_of_text_and_caller_must_be_the_same() -> None:
         ('linear(input("B"))', "E_SYNTAX", "input(...) is a statement of its own", (1, 8)),
         ("input(B, 8)", "E_SYNTAX", "a size is a number, or a symbol in quotes", (1, 7)),
         ('input("B", dtype=64)', "E_ARGUMENT", 'dtype is a string such as "int64", got 64', (1, 18)),
-        ('input("B", type="a")', "E_ARGUMENT", "input takes sizes and one dtype, got 'type'", (1, 12)),
+        ('input("B", type="a")', "E_ARGUMENT", "input takes sizes, one dtype and optional=True, got 'type'", (1, 12)),
         ('linear = input("B")', "E_NAME", "'linear' is an operator and cannot name a tensor", (1, 1)),
         ("output()", "E_SYNTAX",
          "output(...) takes the sizes of one output, or several outputs by name", (1, 1)),

@@ -18,6 +18,11 @@ from isomorph.backends.jax.layers import Place, places
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Node, Parameter, Plan
 
+
+def _full(shape: tuple[int, ...], value: Any, dtype: str, like: Any) -> jax.Array:
+    return jnp.full(shape, value, jax.dtypes.canonicalize_dtype(dtype))
+
+
 KINDS = {jnp.dtype(name): kind for name, kind in DTYPE_KINDS.items()}
 
 
@@ -49,7 +54,7 @@ class PreparedPlan:
     @cached_property
     def contracts(self) -> InputContracts:
         """The checks of what the network is called with."""
-        return InputContracts(self.plan, KINDS)
+        return InputContracts(self.plan, KINDS, _full)
 
     @cached_property
     def places(self) -> dict[str, Place]:

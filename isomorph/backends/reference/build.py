@@ -24,8 +24,12 @@ class _KindByName(dict[Any, str]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         if key not in self:
-            self[key] = DTYPE_KINDS.get(key.name, "other")
+            self[key] = DTYPE_KINDS.get(getattr(key, "name", ""), "other")
         return self[key]
+
+
+def _full(shape: tuple[int, ...], value: Any, dtype: str, like: Array) -> Array:
+    return np.full(shape, value, dtype)
 
 
 class ReferenceNetwork:
@@ -46,7 +50,7 @@ class ReferenceNetwork:
         self, plan: Plan, weights: Mapping[str, Any], primitives: Primitives = numpy_primitives
     ) -> None:
         self.plan = Plan.expect(plan)
-        self.contracts = InputContracts(plan, _KindByName())
+        self.contracts = InputContracts(plan, _KindByName(), _full)
         if isinstance(weights, Mapping):
             weights = {path: _numbers(to_array(path, value)) for path, value in weights.items()}
         parameters = with_ties(plan, owned_weights(plan, weights))
@@ -58,7 +62,8 @@ class ReferenceNetwork:
         Raises:
             IsomorphError: E_RUNTIME when an input does not fit its contract.
         """
-        outputs = self.run(self.contracts.bind(inputs, named))
+        given = [None if tensor is None else np.asarray(tensor) for tensor in inputs]
+        outputs = self.run(self.contracts.bind(given, named))
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     def run(self, inputs: Sequence[Any], observe: Observer | None = None) -> dict[str, Array]:

@@ -20,6 +20,11 @@ from isomorph.backends.torch.layers import layer, refuse_taken
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Plan
 
+
+def _full(shape: tuple[int, ...], value: Any, dtype: str, like: torch.Tensor) -> torch.Tensor:
+    return torch.full(shape, value, dtype=getattr(torch, dtype), device=like.device)
+
+
 KINDS = {getattr(torch, name): kind for name, kind in DTYPE_KINDS.items()}
 
 
@@ -45,7 +50,7 @@ class Network(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._plan = plan
-        self._contracts = InputContracts(plan, KINDS)
+        self._contracts = InputContracts(plan, KINDS, _full)
         for node in plan.nodes:
             refuse_taken(self, node.name, "a network")
             self.add_module(node.name, layer(node.operator))
@@ -373,7 +378,13 @@ def network_class(plan: Plan) -> type[Network]:
     names = ("self", *(name for name, _ in plan.inputs))
     if not any(iskeyword(name) for name in names) and len(set(names)) == len(names):
         kind = SignatureParameter.POSITIONAL_OR_KEYWORD
-        forward.__signature__ = Signature([SignatureParameter(name, kind) for name in names])
+        first = next((i for i, name in enumerate(names) if name in plan.optional), len(names))
+        forward.__signature__ = Signature(
+            [
+                SignatureParameter(name, kind, default=SignatureParameter.empty if i < first else None)
+                for i, name in enumerate(names)
+            ]
+        )
     return type(
         "Network", (Network,), {"forward": forward, "__doc__": Network.__doc__, "__module__": __name__}
     )
