@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -155,6 +156,11 @@ class PreparedPlan:
         calls = [_telling(node, layer) for node, layer in zip(self.plan.nodes, layers, strict=True)]
         outputs = evaluate(self.plan, calls, tensors)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+
+def broadcasting() -> AbstractContextManager[None]:
+    """Around a forward computation: operators broadcast ``[B, T, D] + [D]``, which JAX may be told to refuse."""
+    return jax.numpy_rank_promotion("allow")
 
 
 def no_array(name: str, given: Any) -> IsomorphError:

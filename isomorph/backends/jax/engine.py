@@ -27,7 +27,7 @@ from isomorph.backends.contract import DTYPE_KINDS
 from isomorph.backends.decoding import Layout
 from isomorph.backends.engine import compose, defined, tables_read
 from isomorph.backends.jax import primitives, writer
-from isomorph.backends.jax.build import PreparedPlan, require_x64
+from isomorph.backends.jax.build import PreparedPlan, broadcasting, require_x64
 from isomorph.backends.jax.decoding import Steps
 from isomorph.backends.jax.engine_decoding import EngineSteps
 from isomorph.backends.jax.engine_weights import Held, Kept, collect, made_of
@@ -151,9 +151,11 @@ class Engine:
                 tensors[index] = self.prepared.array(index, tensor)
             elif not isinstance(tensor, Tensor):
                 self.prepared.ready(tensors, {}, None)  # says which input is none
-        self._contracts.check(tensors)
+        sizes = self._contracts.check(tensors)
         state = self.current()
-        if state.departure:
+        if state.departure or any(
+            type(size) is not int for size in sizes.values()
+        ):  # jax.export leaves them open
             return self.source.call(tensors)
         require_x64(self.plan)
         for index in self._float_inputs:
@@ -380,7 +382,8 @@ class Functions:
     ) -> tuple[Tensor, ...]:
         program = rewritten(trace(self._plan, self._contracts.check(tensors)), largest=LARGEST)
         writer = JaxWriter(self.keys, weights, self._dtype, self._narrow is not None, sums=sums)
-        return defined(compose(program, writer), writer.scope)(*tensors)
+        with broadcasting():
+            return defined(compose(program, writer), writer.scope)(*tensors)
 
 
 @lru_cache(maxsize=SHARED)

@@ -11,7 +11,7 @@ from jax import lax
 from isomorph.backends.decoding import Layout, symbol_sizes
 from isomorph.backends.engine import compose, defined
 from isomorph.backends.jax import writer
-from isomorph.backends.jax.build import KINDS
+from isomorph.backends.jax.build import KINDS, broadcasting
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
 from isomorph.backends.jax.engine_weights import Kept, collect
 from isomorph.backends.jax.writer import JaxWriter
@@ -73,4 +73,5 @@ class EngineSteps(CompiledSteps):
 
     def _run(self, program: Rewritten, weights: Any, memory: Any, tensors: Sequence[Any]) -> Any:
         writer = JaxWriter(self.keys, weights, self._dtype, self._narrow, remembering=memory is not None)
-        return defined(compose(program, writer, leading=["M"]), writer.scope)(memory, *tensors)
+        with broadcasting():
+            return defined(compose(program, writer, leading=["M"]), writer.scope)(memory, *tensors)

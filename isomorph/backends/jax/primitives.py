@@ -5,6 +5,9 @@ rotary tables are computed in NumPy while tracing. One kind of care needs values
 arrays alone: an id outside a table is E_RUNTIME in eager mode; in compiled code its row is NaN. Products
 ask for ``Precision.HIGHEST``, so that float32 means float32 on accelerators too.
 
+While ``jax.export`` traces with open lengths a size is an expression: what a comparison of it decides elsewhere
+is then decided for every length (:func:`_open`), and tables are computed where the function runs.
+
 Numbers that enter arithmetic are Python's, never NumPy's, whose scalars would promote half precisions.
 
 Axis legend: B batch, T query positions, S key positions, H heads, K key/value heads, G = H/K query heads
@@ -34,7 +37,7 @@ HALVES = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     axes = (((x.ndim - 1,), (1,)), ((), ()))
     out = lax.dot_general(x, weight, axes, precision=PRECISION)  # (..., D_out)
-    return out if bias is None else out + bias
+    return out if bias is None else out + _over(bias, out)
 
 
 def conv1d(
@@ -48,14 +51,14 @@ def conv1d(
         dimension_numbers=("NCH", "OIH", "NCH"),
         precision=PRECISION,
     )  # (B, O, L)
-    return out if bias is None else out + bias[:, None]
+    return out if bias is None else out + bias[None, :, None]
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1) -> Tensor:
     out = lax.conv_general_dilated(
         x, weight, (stride, stride), "VALID", dimension_numbers=("NCHW", "OIHW", "NCHW"), precision=PRECISION
     )  # (B, O, H', W')
-    return out if bias is None else out + bias[:, None, None]
+    return out if bias is None else out + bias[None, :, None, None]
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
@@ -89,9 +92,9 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: fl
     centered = centered - lax.stop_gradient(centered.mean(-1, keepdims=True))
     out = centered * lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + eps)
     if weight is not None:
-        out = out * _wide(weight)
+        out = out * _over(_wide(weight), out)
     if bias is not None:
-        out = out + _wide(bias)
+        out = out + _over(_wide(bias), out)
     return out.astype(x.dtype)
 
 
@@ -99,7 +102,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, eps: float, offset: float = 0.
     wide = _wide(x)
     out = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
     if weight is not None:
-        out = out * (_wide(weight) + offset)  # 1 + weight would lose digits in half precision
+        out = out * _over(_wide(weight) + offset, out)  # 1 + weight would lose digits in half precision
     return out.astype(x.dtype)
 
 
@@ -139,10 +142,9 @@ def attention(
         kept = mask[:, None, :, None]  # (B, 1, S, 1)
         k, v = jnp.where(kept, k, 0), jnp.where(kept, v, 0)
     poison = None
-    if (causal or window) and S > 1:
-        k, v, poison = _withhold(
-            k, v, _visibility(mask, np.arange(T) + S - T, np.arange(S), causal, window), H
-        )
+    if (causal or window) and (_open(S) or S > 1):
+        visible = _visibility(mask, _places(0, T) + (S - T), _places(0, S), causal, window)
+        k, v, poison = _withhold(k, v, visible, H)
     out = attend_in_blocks(q, k, v, mask, causal=causal, window=window, softcap=softcap, dropout=dropout)
     return out if poison is None else poison(out)
 
@@ -170,6 +172,9 @@ def attend_in_blocks(
     ``adding`` is as in :func:`attend`.
     """
     T, S = q.shape[2], k.shape[2]
+    if _open(T) or _open(S):
+        visible = _visibility(mask, _places(0, T) + (S - T), _places(0, S), causal, window)
+        return attend(q, k, v, visible, softcap, dropout)
     if T * S <= WHOLE or dropout is not None or jax.default_backend() != "cpu":
         rows = builtins.max(T, 1)
     else:
@@ -280,7 +285,10 @@ def _visibility(mask: Tensor | None, queries: Any, keys: Any, causal: bool, wind
     Returns:
         An array of the kind of the positions, where no mask is given.
     """
-    seen = None if mask is None else mask[:, None, None, None, keys[0] : keys[-1] + 1]
+    seen = None
+    if mask is not None:
+        whole = keys.shape[0] == mask.shape[1]
+        seen = (mask if whole else mask[:, keys[0] : keys[-1] + 1])[:, None, None, None, :]
     if not causal and not window:
         return seen
     past = queries[:, None] - keys  # (T, S)
@@ -378,11 +386,21 @@ def concatenate(tensors: tuple[Tensor, ...], axis: int) -> Tensor:
 def narrow(x: Tensor, axis: int, start: int, stop: int | None) -> Tensor:
     axis = axis + x.ndim if axis < 0 else axis
     length = x.shape[axis]
+    if any(map(_open, (length, start, stop))):
+        return _narrowed(x, axis, start, stop)
     first = start + length if start < 0 else start
     last = length if stop is None else stop + length if stop < 0 else stop
     if not 0 <= first <= last <= length:
         raise outside_axis(axis, start, stop, x.shape)
     return lax.slice_in_dim(x, first, last, axis=axis)
+
+
+def _narrowed(x: Tensor, axis: int, start: Any, stop: Any) -> Tensor:
+    """:func:`narrow` of an open length: a row of NaN for each element that the axis does not have."""
+    length = x.shape[axis]
+    first = start + length if not _open(start) and start < 0 else start
+    last = length if stop is None else stop + length if not _open(stop) and stop < 0 else stop
+    return jnp.take(x, jnp.arange(first, last), axis, mode="fill")
 
 
 def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -441,8 +459,35 @@ def masked_pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
 
 def cos_sin(length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]:
     """Two ``[length, len(frequencies)]`` tables, constants of a compiled function."""
-    cos, sin = _tables(length, frequencies, jnp.dtype(like.dtype))
+    dtype = jnp.dtype(like.dtype)
+    if _open(length):
+        return _turned(length, frequencies, dtype)
+    cos, sin = _tables(length, 1, frequencies, dtype)
     return jnp.asarray(cos), jnp.asarray(sin)
+
+
+_DIGIT = 128
+
+
+def _turned(length: Any, frequencies: tuple[float, ...], dtype: Any) -> tuple[Tensor, Tensor]:
+    """:func:`cos_sin` of an open length below two million, its tables multiplied out where the function runs.
+
+    A position is three digits; an angle is the sum of theirs, of which each has a table computed in float64:
+    ``cos(a + b) = cos(a) cos(b) - sin(a) sin(b)``, ``sin(a + b) = sin(a) cos(b) + cos(a) sin(b)``.
+    """
+    wide = jnp.promote_types(dtype, jnp.float32)
+    places = jnp.arange(length)
+    cos, sin = _digits(places % _DIGIT, 1, frequencies, wide)
+    for step in (_DIGIT, _DIGIT**2):
+        c, s = _digits(places // step % _DIGIT, step, frequencies, wide)
+        cos, sin = cos * c - sin * s, sin * c + cos * s
+    return cos.astype(dtype), sin.astype(dtype)
+
+
+def _digits(digits: Tensor, step: int, frequencies: tuple[float, ...], dtype: Any) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of ``digits * step`` times each frequency, ``[length, d/2]`` each."""
+    cos, sin = _tables(_DIGIT, step, frequencies, dtype)
+    return jnp.asarray(cos)[digits], jnp.asarray(sin)[digits]
 
 
 def positions(table: Tensor, length: int) -> Tensor:
@@ -451,13 +496,30 @@ def positions(table: Tensor, length: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _tables(
-    length: int, frequencies: tuple[float, ...], dtype: np.dtype[Any]
+    length: int, step: int, frequencies: tuple[float, ...], dtype: np.dtype[Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    angles = np.arange(length)[:, None] * np.asarray(frequencies, dtype=np.float64)  # (length, d/2)
+    angles = np.arange(0, length * step, step)[:, None] * np.asarray(
+        frequencies, dtype=np.float64
+    )  # (length, d/2)
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
 
 # -- helpers ---------------------------------------------------------------------------------------
+
+
+def _open(size: Any) -> bool:
+    """Whether a size is an expression of ``jax.export``, whose comparisons may have no answer."""
+    return size is not None and not isinstance(size, int | np.integer)
+
+
+def _places(start: int, stop: Any) -> Any:
+    """Positions: in NumPy, so that they are constants, unless the length is open."""
+    return jnp.arange(start, stop) if _open(stop) else np.arange(start, stop)
+
+
+def _over(vector: Tensor, x: Tensor) -> Tensor:
+    """``[D]`` as ``[1, ..., D]``: JAX may be told to refuse to promote ranks."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
 def _wide(x: Tensor) -> Tensor:

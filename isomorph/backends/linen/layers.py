@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax.errors import ScopeParamShapeError
 
 from isomorph.backends.jax import primitives
-from isomorph.backends.jax.build import PreparedPlan, refuse_name
+from isomorph.backends.jax.build import PreparedPlan, broadcasting, refuse_name
 from isomorph.backends.jax.layers import Place, inside, native
 from isomorph.operators.declare import Operator
 from isomorph.primitives import Primitives
@@ -91,7 +91,8 @@ class OperatorModule(nn.Module):
         tied: Mapping[str, jax.Array] | None = None,
         primitives: Primitives = PRIMITIVES,
     ) -> Any:
-        return self.operator.forward(Parts(self, train, tied or {}, primitives), primitives, *inputs)
+        with broadcasting():
+            return self.operator.forward(Parts(self, train, tied or {}, primitives), primitives, *inputs)
 
 
 class Parts:

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from isomorph.backends.jax import primitives
-from isomorph.backends.jax.build import PreparedPlan, refuse_name
+from isomorph.backends.jax.build import PreparedPlan, broadcasting, refuse_name
 from isomorph.backends.jax.initial import Fill
 from isomorph.backends.jax.layers import inside, native
 from isomorph.backends.jax.weights import to_jax
@@ -73,7 +73,8 @@ class OperatorModule(nnx.Module):
     def __call__(
         self, *inputs: Any, tied: Mapping[str, jax.Array] | None = None, primitives: Primitives = PRIMITIVES
     ) -> Any:
-        return self._operator.forward(Parts(self, tied or {}, primitives), primitives, *inputs)
+        with broadcasting():
+            return self._operator.forward(Parts(self, tied or {}, primitives), primitives, *inputs)
 
 
 class Parts:

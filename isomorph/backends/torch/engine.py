@@ -86,7 +86,7 @@ class Engine:
                 self.network._refuse_type(tensors)
             if tensor.is_meta:
                 self.network._check_device(tensors)
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             raise IsomorphError(
                 "E_RUNTIME",
                 "a prepared model cannot be traced: its weights would become constants of the trace",
