@@ -131,7 +131,8 @@ _IN_MODULES = {  # functions that write or rename, by the module they belong to
 WRITE_THEMSELVES = {
     ("training/metrics.py", "open"),  # a run's own records, a line at a time
     ("training/curve.py", "savefig"),  # into memory
-    ("backends/torch/onnx.py", "save"),  # into a hidden directory, from which the files take their names
+    ("backends/torch/onnx_file.py", "open"),  # in a hidden directory, from which the files take their names
+    ("backends/torch/onnx_file.py", "save"),  # in the same
     (
         "training/ownership.py",
         "open",

@@ -21,7 +21,10 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from isomorph.backends.torch import onnx as exporting  # noqa: E402
-from isomorph.backends.torch import primitives  # noqa: E402
+from isomorph.backends.torch import (  # noqa: E402
+    onnx_graph,
+    primitives,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -249,7 +252,7 @@ def test_what_was_compared_is_told(tmp_path: Path) -> None:
     weights = iso.initial_weights(plan, seed=1)
     written = iso.torch.export_onnx(tmp_path / "m.onnx", plan, weights)
     assert [one.sizes for one in written.comparisons] == [{"B": 2, "T": 5}, {"B": 1, "T": 1}]
-    assert exporting._capture_sizes(plan) == {"B": 7, "T": 11}
+    assert onnx_graph.capture_sizes(plan) == {"B": 7, "T": 11}
     session = session_of(tmp_path / "m.onnx")
     for one in written.comparisons:
         x = sample_inputs(plan, one.sizes)["x"]
@@ -258,6 +261,60 @@ def test_what_was_compared_is_told(tmp_path: Path) -> None:
         assert one.difference <= one.bound == numeric_bound(plan, weights, [x]).total
     assert str(exporting.Comparison({"B": 2}, 0.25, 0.5)) == "difference 0.25, allowed 0.5 at B=2"
     assert str(exporting.Comparison({}, 0.25, 0.5)) == "difference 0.25, allowed 0.5"
+
+
+DEEP = """
+ids = input("B", "T", dtype="int64")
+h = embedding(300, 16, name="tokens")
+for _ in range(6):
+    rms_norm(h, name="attention_norm")
+    attended = attention(4, kv_heads=2, causal=True, bias=False, rope=True, name="attention")
+    h = add(h, attended)
+    rms_norm(h, name="ffn_norm")
+    gated = swiglu(32, name="ffn")
+    h = add(h, gated)
+rms_norm(h, name="norm")
+linear(300, bias=False, name="head", tie={"weight": "tokens.weight"})
+"""
+
+
+def test_f31_each_kind_of_node_is_captured_once_and_no_weight_is_copied(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Table, norm, attention, addition, feed-forward and head: six kinds among 39 nodes."""
+    plan = iso.resolve(DEEP)
+    assert len(plan.nodes) == 1 + 6 * 6 + 2
+    kinds, models = [], []
+    layer, write = onnx_graph.layer, exporting.write
+    monkeypatch.setattr(onnx_graph, "layer", lambda operator: kinds.append(operator.name) or layer(operator))
+    monkeypatch.setattr(exporting, "write", lambda model, *rest: models.append(model) or write(model, *rest))
+    weights = {path: array.astype(np.float32) for path, array in order_one_weights(plan).items()}
+    for array in weights.values():
+        array.setflags(write=False)  # as one that is mapped from a file
+    written = iso.torch.export_onnx(tmp_path / "model.onnx", plan, weights)
+    assert sorted(kinds) == ["add", "attention", "embedding", "linear", "rms_norm", "swiglu"]
+    stored = {name: value.const_value.numpy() for name, value in models[0].graph.initializers.items()}
+    for path in ("tokens.weight", "attention3.q_proj.weight", "ffn5.down.weight"):
+        assert np.shares_memory(stored[path], weights[path]), path
+    assert "head.weight" not in stored
+    session = session_of(written.path)
+    inputs = sample_inputs(plan, {"B": 2, "T": 9})
+    truth = numeric_bound(plan, weights, inputs)
+    assert np.max(np.abs(session.run(None, inputs)[0] - truth.outputs[""])) <= truth.total
+
+
+def test_f31_equal_nodes_between_other_tensors(tmp_path: Path) -> None:
+    """One kind used on an input, on itself, twice on one tensor, and published twice; one that passes its input on."""
+    text = """
+        x = input("B", "T", 8)
+        a = linear(x, 8)
+        b = linear(linear(a, 8), 8, name="again", tie={"weight": "n0.weight"})
+        c = add(b, b)
+        d = add(identity(identity(a)), identity(c))
+        e = identity(x)
+        f = linear(x, 8, name="third", tie={"weight": "n0.weight", "bias": "n0.bias"})
+        output(a=("B", "T", 8), c=("B", "T", 8), d=("B", "T", 8), e=("B", "T", 8), f=("B", "T", 8))"""
+    check(iso.resolve(text), tmp_path)
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -403,7 +460,12 @@ def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path, monk
     """The reference is given another weight: 3 in place of 2."""
     plan = iso.resolve("linear(1, bias=False)", input=(1, 1))
     x = sample_inputs(plan, {})["x"]
-    monkeypatch.setattr(exporting, "weights_of", lambda network: {"n0.weight": np.array([[3.0]])})
+    other = {"n0.weight": np.array([[3.0]])}
+    monkeypatch.setattr(
+        exporting,
+        "numeric_bound",
+        lambda plan, weights, *given, **options: numeric_bound(plan, other, *given, **options),
+    )
     with pytest.raises(iso.IsomorphError) as caught:
         iso.torch.export_onnx(tmp_path / "m.onnx", plan, {"n0.weight": np.array([[2.0]])})
     # The product of one number: |2 x - 3 x| apart, where 4 * 2**-23 * max(1, |3 x|) are allowed.
