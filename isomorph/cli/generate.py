@@ -6,6 +6,7 @@ import json as json_text
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,8 +215,10 @@ def _cut(ids: list[int], prompt: list[int], tokenizer: Tokenizer, stops: Stops) 
     cut = _first_stop(text, stops.texts)
     if cut is None:
         return ids, text
-    enough = (n for n in range(len(ids)) if tokenizer.decode(ids[:n], prompt).startswith(text[:cut]))
-    return ids[: next(enough, len(ids))], text[:cut]
+    pieces = tokenizer.stream(prompt)
+    lengths = accumulate((len(pieces.add(token)) for token in ids), initial=0)
+    enough = next((n for n, length in enumerate(lengths) if length >= cut), len(ids))
+    return ids[:enough], text[:cut]
 
 
 def _beginning(text: str, stops: Sequence[str]) -> int:

@@ -215,3 +215,24 @@ def test_a_published_checkpoint_is_imported_first(isomorph, tmp_path, weights):
     assert isomorph("export", tmp_path, "-o", tmp_path / "out") == expected
     if weights == "model.safetensors":
         assert isomorph("generate", tmp_path / weights, "--prompt", "a") == expected
+
+
+def test_f16_a_stop_is_placed_in_one_reading():
+    """As many ids as it takes to write what stands before the stop, each decoded once or twice and not again for each."""
+    from isomorph.cli.generate import Stops, _cut
+    from isomorph.engine.tokens import Bytes
+
+    read = []
+
+    class Counting(Bytes):
+        def stream(self, before=()):
+            stream = super().stream(before)
+            add = stream.add
+            stream.add = lambda token: read.append(token) or add(token)
+            return stream
+
+    ids = [*b"word " * 300, *"né END more".encode()]
+    kept, text = _cut(ids, [], Counting(), Stops((), ("END",)))
+    assert text == "word " * 300 + "né "
+    assert bytes(kept).decode() == text
+    assert len(read) <= 2 * len(ids)
