@@ -266,7 +266,7 @@ def compare_outputs(
             for name, array in expected.outputs.items():
                 quantity = " ".join(filter(None, ("output", name))) + where
                 difference = _difference(outputs.get(name), array)
-                found.append(Comparison(example, backend, quantity, difference, expected.total))
+                found.append(Comparison(example, backend, quantity, difference, expected.summed))
     return found
 
 

@@ -6,14 +6,17 @@ line in :data:`REQUIRES`. Whoever compares backends (``isomorph verify``, ``isom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from isomorph.errors import IsomorphError, did_you_mean
 from isomorph.plan import Plan
+
+if TYPE_CHECKING:
+    from isomorph.backends.trace.program import Program
 
 REQUIRES: dict[str, tuple[str, str]] = {
     "reference": ("numpy", "isomorph"),
@@ -49,6 +52,22 @@ class Harness(Protocol):
         dtype: str,
     ) -> Gradients | None:
         """Derivatives of ``sum(output * cotangent)``; None where the backend has no derivatives."""
+        ...
+
+    def rounded_gradients(
+        self,
+        plan: Plan,
+        program: Program,
+        weights: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        epsilon: float,
+        seeds: Iterable[int],
+    ) -> Iterator[Gradients]:
+        """The same in float64, every result moved as rounding to ``epsilon`` may move it; one for each seed.
+
+        ``program`` is the plan's trace at the inputs' sizes. Nothing where the backend has no derivatives.
+        """
         ...
 
 

@@ -1,14 +1,18 @@
 """How far a backend in finite precision may be from the float64 reference.
 
-A node's values: ``4 eps sqrt(K) max(1, max |y_ref|)`` with K its longest reduction, and for each layer norm
-inside it ``eps max |x| / sigma``, where ``sigma = sqrt(smallest variance of a row + eps of the norm)``: what
-is lost when the mean of a row is far larger than its spread. A network's bound is the sum of its nodes'.
-Gradients: ``4 eps sqrt(K rows) max |g_ref|``, the maximum over the parameters of a node.
+What rounding does to a network is measured: the reference runs again with every result inside moved at random, as far
+as rounding may move it (:mod:`isomorph.backends.rounding`), and an output may be off by :data:`MARGIN` times the
+largest change. Gradients likewise, in a differentiator's double precision, by :data:`GRADIENT_MARGIN`.
+
+One operator has bounds in closed form besides. Its values: ``4 eps sqrt(K) max(1, max |y_ref|)`` with K its longest
+reduction, and for each layer norm inside it ``eps max |x| / sigma``, where ``sigma = sqrt(smallest variance of a
+row + eps of the norm)``: what is lost when the mean of a row is far larger than its spread. Its gradients:
+``4 eps sqrt(K rows) max |g_ref|``, the maximum over its parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,6 +20,7 @@ from numpy.typing import NDArray
 
 from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.backends.reference.build import ReferenceNetwork
+from isomorph.backends.rounding import RUNS
 from isomorph.backends.trace.build import parameter_rows, trace
 from isomorph.backends.trace.program import Program
 from isomorph.plan import Node, Plan
@@ -25,6 +30,13 @@ Array = NDArray[Any]
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Distance from 1 to the next number of each dtype."""
+SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
+"""Below it numbers of a dtype lose digits, or become zero."""
+
+MARGIN = 8
+"""Bound of values, in units of the largest change that random rounding made."""
+GRADIENT_MARGIN = 16
+"""The same of gradients, which come through twice as many operations, whose order backends choose freely."""
 
 
 class NodeBound(NamedTuple):
@@ -50,16 +62,23 @@ class NumericBound(NamedTuple):
     """The bound of a network, and the reference's answer that it was measured on.
 
     Attributes:
-        total: how far any output may be off.
-        nodes: the share of each node.
+        total: how far any output may be off, the largest of ``by_output``.
+        by_output: how far each may be, by name.
+        nodes: what each node alone may be off by, in closed form.
         outputs: the reference's outputs by name, float64.
         program: the trace at the inputs' sizes.
     """
 
     total: float
+    by_output: dict[str, float]
     nodes: tuple[NodeBound, ...]
     outputs: dict[str, Array]
     program: Program
+
+    @property
+    def summed(self) -> float:
+        """The sum of the nodes' bounds in closed form: the bound of a single operator's example."""
+        return sum(node.bound for node in self.nodes)
 
 
 def numeric_bound(
@@ -92,7 +111,34 @@ def numeric_bound(
         nodes.append(NodeBound(node.name, node.operator.name, reduction, largest, norms, bound))
 
     outputs = network.run(arrays, observe)
-    return NumericBound(sum(node.bound for node in nodes), tuple(nodes), outputs, program)
+    moved = (network.run_rounded(arrays, program, EPSILON[dtype], seed) for seed in range(RUNS))
+    by_output = measured_bounds(outputs, moved, dtype)
+    total = max(by_output.values(), default=0.0)
+    return NumericBound(total, by_output, tuple(nodes), outputs, program)
+
+
+def measured_bounds(
+    exact: Mapping[str, Array],
+    moved: Iterable[Mapping[str, Array]],
+    dtype: str,
+    margin: int = MARGIN,
+) -> dict[str, float]:
+    """``margin`` times the largest change of each array, at least ``eps / 2`` of its largest number.
+
+    Args:
+        exact: arrays by name.
+        moved: the same, computed with rounding, once or more.
+        dtype: whose rounding.
+        margin: :data:`MARGIN`, or :data:`GRADIENT_MARGIN`.
+
+    Where an exact number is no number, or a moved one is none, there is nothing to measure.
+    """
+    least = SMALLEST_NORMAL[dtype]
+    changes = {name: max(EPSILON[dtype] / 2 * _largest(array), least) for name, array in exact.items()}
+    for arrays in moved:
+        for name, array in exact.items():
+            changes[name] = max(changes[name], _largest(arrays[name] - array))
+    return {name: margin * change for name, change in changes.items()}
 
 
 def value_bound(reduction: int, largest: float, dtype: str = "float32") -> float:
@@ -138,4 +184,5 @@ class _WatchedPrimitives:
 
 
 def _largest(array: Array) -> float:
-    return float(np.max(np.abs(array), initial=0.0))
+    """The largest magnitude among the finite numbers, 0 where there is none."""
+    return float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
+from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -37,7 +40,7 @@ def run(
     if json:
         print(json_text.dumps(found.to_dict(), indent=2))
     elif not quiet:
-        saved = "saved weights" if network.weights is not None else "weights drawn at order one"
+        saved = "saved weights" if network.weights is not None else "drawn weights"
         print_table(found, saved)
     if not found.agrees:
         if not json:
@@ -60,53 +63,81 @@ class _NoStatus:
 
 
 def print_table(found: Verification, weights: str) -> None:
-    """The comparisons, a row each."""
-    sizes = "".join(f", {name}={size}" for name, size in found.sizes.items())
-    table = Table(
-        title=f"{found.dtype} against the float64 reference ({weights}{sizes})",
-        title_justify="left",
-        title_style="bold",
-        caption=_caption(found),
-        caption_justify="left",
-    )
-    for name in ("backend", "quantity"):
-        table.add_column(name, overflow="fold")
-    for name in ("difference", "relative", "ulps", "bound", "ratio", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
-    for row in found.rows:
-        table.add_row(*_cells(row), style=None if row.agrees else "bold red")
+    """The comparisons, a row each.
+
+    A terminal below :data:`WIDE` columns gets those that decide, without lines between them, and the paths of
+    parameters underneath; 60 columns are enough.
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)  # nothing is cut off in a file
+    wide = console.width >= WIDE
+    sizes = "".join(f", {name}={size}" for name, size in found.sizes.items())
+    table = Table(box=HEAVY_HEAD if wide else None, pad_edge=wide)
+    chosen = [column for column in COLUMNS if wide or column.narrow]
+    for column in chosen:
+        table.add_column(
+            column.title, justify=column.justify, no_wrap=column.no_wrap, overflow="fold",
+            min_width=None if column.no_wrap else 8,
+        )  # fmt: skip
+    for row in found.rows:
+        table.add_row(
+            *(column.cell(row, wide) for column in chosen), style=None if row.agrees else "bold red"
+        )
+    console.print(f"{found.dtype} against the float64 reference ({weights}{sizes})", style="bold")
     console.print(table)
+    if not wide:
+        for row in found.rows:
+            if row.where:
+                console.print(f"{row.backend}, worst of {row.quantity}: {row.where}", highlight=False)
+    console.print(_caption(found, wide), style="dim italic", highlight=False)
 
 
-def _caption(found: Verification) -> str:
+WIDE = 120
+"""Columns of a terminal that the whole table needs."""
+
+
+class Column(NamedTuple):
+    """A column: its title, the text of a row (given whether the table is wide), and how it is set."""
+
+    title: str
+    cell: Callable[[Agreement, bool], str]
+    narrow: bool = True
+    no_wrap: bool = True
+    justify: Literal["left", "right"] = "right"
+
+
+def _quantity(row: Agreement, wide: bool) -> str:
+    return f"{row.quantity}, worst: {row.where}" if row.where and wide else row.quantity
+
+
+def _ratio(row: Agreement, wide: bool) -> str:
+    return f"{row.ratio:.4f}" if row.ratio < 1000 else f"{row.ratio:.1e}"
+
+
+COLUMNS = (
+    Column("backend", lambda row, wide: row.backend, justify="left"),
+    Column("quantity", _quantity, no_wrap=False, justify="left"),
+    Column("difference", lambda row, wide: f"{row.difference:.2e}"),
+    Column("relative", lambda row, wide: f"{row.relative:.2e}", narrow=False),
+    Column("ulps", lambda row, wide: f"{row.ulps:.1f}", narrow=False),
+    Column("bound", lambda row, wide: f"{row.bound:.2e}"),
+    Column("ratio", _ratio),
+    Column("time", lambda row, wide: seconds(row.seconds), narrow=False),
+    Column("", lambda row, wide: "ok" if row.agrees else "DIFFERS", justify="left"),
+)
+
+
+def _caption(found: Verification, wide: bool) -> str:
     """What the columns mean, and what the rows were compared with."""
     sentences = [
         "ratio = difference / bound, 1 at most.",
-        "ulps of the largest value.",
+        *(["ulps of the largest value."] if wide else []),
         f"The reference took {seconds(found.reference_seconds)}.",
     ]
     if found.differentiator is not None:
         sentences.append(f"Gradients against {found.differentiator}'s in float64.")
     return "  ".join(sentences)
-
-
-def _cells(row: Agreement) -> tuple[str, ...]:
-    quantity = f"{row.quantity}, worst: {row.where}" if row.where else row.quantity
-    return (
-        row.backend,
-        quantity,
-        f"{row.difference:.2e}",
-        f"{row.relative:.2e}",
-        f"{row.ulps:.1f}",
-        f"{row.bound:.2e}",
-        f"{row.ratio:.4f}",
-        seconds(row.seconds),
-        "ok" if row.agrees else "DIFFERS",
-    )
 
 
 def seconds(value: float) -> str:

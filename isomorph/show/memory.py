@@ -9,11 +9,12 @@ from pathlib import Path
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.show.cost import cost
 
-# Bytes per parameter: the drawn weights and the reference's in float64, a double-precision model and its
-# gradients, and a model in float32 with its own.
-PARAMETER_BYTES = 8 + 8 + 8 + 4 + 4 + 4
-# Bytes per element that a primitive makes: the reference's, and those that each backward pass keeps.
-ACTIVATION_BYTES = 8 + 8 + 4
+# Bytes per parameter: the drawn weights, then two or three at a time of these: the reference's in float64,
+# double-precision parameters, their gradients and those with rounding, a model in float32 and its own.
+PARAMETER_BYTES = 4 + 8 + 8 + 8 + 8
+# Bytes per element that a primitive makes: the reference's, what a backward pass in double precision keeps, and
+# with rounding the factors beside it.
+ACTIVATION_BYTES = 8 + 8 + 8
 
 
 def verification_bytes(plan: Plan, sizes: Mapping[str, int]) -> int:

@@ -9,13 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isomorph.backends.available import Gradients, Harness, available, load
-from isomorph.backends.bounds import EPSILON, NumericBound, gradient_bound, numeric_bound
+from isomorph.backends.bounds import (
+    EPSILON,
+    GRADIENT_MARGIN,
+    NumericBound,
+    measured_bounds,
+    numeric_bound,
+)
+from isomorph.backends.probe import probe
+from isomorph.backends.rounding import RUNS
 from isomorph.backends.trace.build import sizes_with
-from isomorph.backends.trace.program import Program
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
 from isomorph.show.memory import available_bytes, verification_bytes
-from isomorph.testing import order_one_weights, sample_inputs, sample_sizes
+from isomorph.testing import sample_inputs, sample_sizes
 from isomorph.weights.initial import check_seed, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -106,7 +113,7 @@ def verify(
 
     Args:
         plan: the network.
-        weights: its weights; drawn at order one when None, so that losing any of them shows.
+        weights: its weights; drawn when None so that losing any of them shows (:mod:`isomorph.backends.probe`).
         sizes: values of symbols; small ones are chosen for those left out.
         seed: of inputs, projections and drawn weights.
         backends: those to compare; all that are installed by default.
@@ -132,15 +139,18 @@ def verify(
     truth = numeric_bound(plan, problem.weights, problem.inputs, dtype=problem.dtype)
     reference_seconds = time.perf_counter() - begun
     problem.project(truth.outputs)
-    slopes, installed = None, available()
+    slopes, bounds, installed = None, {}, available()
     differentiator = next((name for name in DIFFERENTIATORS if name in installed), None)
     if differentiator is not None:
         progress("gradients in double precision")
         slopes = problem.gradients(load(differentiator), "float64")
+        if slopes is not None and slopes.parameters:
+            progress("gradients with rounding")
+            bounds = problem.gradient_bounds(load(differentiator), slopes, truth)
     rows: list[Agreement] = []
     for name in names:
         progress(name)
-        rows += problem.compare(name, load(name), truth, slopes)
+        rows += problem.compare(name, load(name), truth, slopes, bounds)
     compared = differentiator if any(row.quantity == "gradients" for row in rows) else None
     return Verification(problem.dtype, problem.sizes, tuple(rows), reference_seconds, compared)
 
@@ -168,17 +178,24 @@ class _Problem:
         self.plan = plan
         self.dtype = "float64" if plan.dtype == "float64" else "float32"
         self.sizes = sizes
-        drawn = order_one_weights(plan, seed) if weights is None else weights
+        inputs = sample_inputs(plan, self.sizes, seed)
+        drawn, self.inputs = probe(plan, self.sizes, seed) if weights is None else (weights, inputs)
         # A backend holds them in the plan's dtype, so that is what the reference must get.
         self.weights = {
             path: np.asarray(array).astype(numpy_dtype(plan.dtype)) for path, array in drawn.items()
         }
-        self.inputs = sample_inputs(plan, self.sizes, seed)
         self.seed = seed
         self.cotangents: dict[str, Array] = {}
 
     def gradients(self, harness: Harness, dtype: str) -> Gradients | None:
         return harness.gradients(self.plan, self.weights, self.inputs, self.cotangents, dtype)
+
+    def gradient_bounds(self, harness: Harness, exact: Gradients, truth: NumericBound) -> dict[str, float]:
+        """How far each parameter's gradient may be off: what rounding does to it, measured."""
+        epsilon, arrays = EPSILON[self.dtype], (self.plan, truth.program, self.weights, self.inputs)
+        moved = harness.rounded_gradients(*arrays, self.cotangents, epsilon, range(RUNS))
+        parameters = (gradients.parameters for gradients in moved)
+        return measured_bounds(exact.parameters, parameters, self.dtype, GRADIENT_MARGIN)
 
     def project(self, outputs: Mapping[str, Array]) -> None:
         """Draw the numbers that the outputs are multiplied with before they are summed."""
@@ -188,21 +205,26 @@ class _Problem:
         }
 
     def compare(
-        self, name: str, harness: Harness, truth: NumericBound, slopes: Gradients | None
+        self,
+        name: str,
+        harness: Harness,
+        truth: NumericBound,
+        slopes: Gradients | None,
+        bounds: Mapping[str, float],
     ) -> Iterator[Agreement]:
         begun = time.perf_counter()
         outputs = harness.forward(self.plan, self.weights, self.inputs, self.dtype)
         seconds = time.perf_counter() - begun
         for output, expected in truth.outputs.items():
             quantity = " ".join(filter(None, ("output", output)))
-            yield self._agreement(name, quantity, "", outputs.get(output), expected, truth.total, seconds)
+            bound = truth.by_output[output]
+            yield self._agreement(name, quantity, "", outputs.get(output), expected, bound, seconds)
         if slopes is None:
             return
         begun = time.perf_counter()
         found = self.gradients(harness, self.dtype)
         seconds = time.perf_counter() - begun
         if found is not None and slopes.parameters:
-            bounds = network_gradient_bounds(self.plan, truth.program, slopes.parameters, self.dtype)
             rows = [
                 self._agreement(
                     name, "gradients", path, found.parameters.get(path), expected, bounds[path], seconds
@@ -223,30 +245,3 @@ class _Problem:
         return Agreement(
             backend, quantity, where, difference, relative, relative / EPSILON[self.dtype], bound, seconds
         )
-
-
-def network_gradient_bounds(
-    plan: Plan, program: Program, gradients: Mapping[str, Array], dtype: str = "float32"
-) -> dict[str, float]:
-    """How far each parameter's gradient may be off in a whole network.
-
-    A node's own bound is ``4 eps sqrt(K rows) max |g_ref|``, the maximum over its parameters. A gradient
-    comes through all nodes, forward and backward, so that the relative errors of all nodes add up, as the
-    absolute ones of the values do: ``max |g_ref|`` of the node, times the sum of ``4 eps sqrt(K rows)`` over
-    the network.
-
-    Args:
-        plan: the network.
-        program: its trace at the inputs' sizes.
-        gradients: the true ones by parameter path.
-        dtype: what the backend computes in.
-    """
-    unit = np.ones(())
-    relative = sum(
-        gradient_bound(program, node.name, {f"{node.name}.": unit}, dtype=dtype) for node in plan.nodes
-    )
-    largest: dict[str, float] = {}
-    for path, gradient in gradients.items():
-        node = path.partition(".")[0]
-        largest[node] = max(largest.get(node, 0.0), float(np.max(np.abs(gradient), initial=0.0)))
-    return {path: relative * largest[path.partition(".")[0]] for path in gradients}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -17,13 +18,37 @@ pytest.importorskip("torch")
 def test_prints_a_table_and_agrees(isomorph, block):
     result = isomorph("verify", block, "--input", "B,T,32", "--backend", "torch", "--size", "T=3")
     assert result.status == 0
-    assert "float32 against the float64 reference (weights drawn at order one, B=2, T=3)" in result.out
+    assert "float32 against the float64 reference (drawn weights, B=2, T=3)" in result.out
     rows = [line for line in result.out.splitlines() if "│ torch" in line]
     assert len(rows) == 2
     assert "Gradients against torch's in float64." in " ".join(result.out.split())
     assert " output " in rows[0]
     assert "gradients, worst: n0." in rows[1]
     assert all(row.rstrip("│ ").endswith("ok") for row in rows)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_f25_the_table_is_readable_in_a_narrow_terminal(isomorph, tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as the console knows
+    monkeypatch.setenv("TERM", "xterm")
+    path = tmp_path / "k.net"
+    path.write_text(
+        'input("B", 3)\na, b = split(linear(6, name="a_rather_long_name"), 2)\n'
+        'output(a=("B", 2), b=("B", 4))\n'
+    )
+    result = isomorph("verify", path, "--backend", "torch")
+    assert result.status == 0
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in result.out.splitlines()]
+    assert max(map(len, lines)) <= columns
+    header = next(line for line in lines if "backend" in line)
+    assert header.split() == ["backend", "quantity", "difference", "bound", "ratio"]
+    rows = [line.split() for line in lines if line.startswith("torch  ")]
+    assert [row[-1] for row in rows] == ["ok"] * 3
+    assert [row[1:-4] for row in rows] == [["output", "a"], ["output", "b"], ["gradients"]]
+    assert any(
+        re.fullmatch(r"torch, worst of gradients: a_rather_long_name\.(weight|bias)", line) for line in lines
+    )
 
 
 def test_json_and_quiet(isomorph, block):
@@ -73,8 +98,8 @@ def test_a_network_too_large_for_the_memory_is_refused_at_once(isomorph, tmp_pat
     path = tmp_path / "large.net"
     path.write_text('input("B", 10000)\nfor _ in range(10):\n    linear(10000, bias=False)\n')
     monkeypatch.setattr(show_verify, "available_bytes", lambda: 5 << 30)
-    # 10 * 10,000**2 parameters of 36 bytes, and ten outputs of 2 * 10,000 elements of 20 bytes:
-    # 36,000,000,000 + 4,000,000 bytes = 33.53 * 2**30.
+    # 10 * 10,000**2 parameters of 36 bytes, and ten outputs of 2 * 10,000 elements of 24 bytes:
+    # 36,000,000,000 + 4,800,000 bytes = 33.53 * 2**30.
     assert isomorph("verify", path) == (
         2,
         "",
@@ -82,7 +107,7 @@ def test_a_network_too_large_for_the_memory_is_refused_at_once(isomorph, tmp_pat
         "5.0 GiB of memory are available\n"
         "  verify a smaller network: fewer repeated blocks or a narrower width test the same operators\n",
     )
-    assert show_verify.verification_bytes(resolve_file(path), {"B": 2}) == 36_004_000_000
+    assert show_verify.verification_bytes(resolve_file(path), {"B": 2}) == 36_004_800_000
 
 
 def test_the_available_memory_is_that_of_this_machine():

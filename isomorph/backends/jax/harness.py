@@ -5,7 +5,7 @@ A harness calls :func:`run` and :func:`differentiate` with its model as a functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,10 +14,15 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from isomorph.backends.available import Gradients
 from isomorph.backends.contract import DTYPE_KINDS
+from isomorph.backends.jax import primitives
 from isomorph.backends.jax.compiling import known_options
 from isomorph.backends.jax.weights import to_jax, to_plan
+from isomorph.backends.rounding import evaluate_rounded
+from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan
+from isomorph.weights.convert import owned_weights
 
 Apply = Callable[[Any, Mapping[str, jax.Array]], Any]
 """A network as a function of its parameters (a tree) and its inputs by name."""
@@ -47,16 +52,74 @@ def differentiate(
 ) -> tuple[Any, dict[str, np.ndarray]]:
     """Derivatives of ``sum(output * cotangent)``: a tree like ``parameters``, and by floating-point input."""
     given = tensors(plan, inputs)
+    slopes = _slopes(plan, lambda parameters, named, _: apply(parameters, named), given, cotangents)
+    of_parameters, of_inputs = slopes(parameters, None)
+    return of_parameters, {name: to_plan(array) for name, array in of_inputs.items()}
+
+
+def rounded_gradients(
+    plan: Plan,
+    program: Program,
+    weights: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    cotangents: Mapping[str, Any],
+    epsilon: float,
+    seeds: Iterable[int],
+) -> Iterator[Gradients]:
+    """Derivatives in float64, every result moved as rounding to ``epsilon`` may move it; one for each seed."""
+    plan, context = computing(plan, "float64")
+
+    def apply(parameters: Any, named: Mapping[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
+        given = [named[name] for name, _ in plan.inputs]
+        return evaluate_rounded(
+            plan, program, primitives, parameters, given, _Random(key), epsilon, differentiated=True
+        )
+
+    with context:
+        parameters = {path: to_jax(array, "float64") for path, array in owned_weights(plan, weights).items()}
+        slopes = _slopes(plan, apply, tensors(plan, inputs), cotangents)
+        moved = [slopes(parameters, jax.random.key(seed)) for seed in seeds]
+    for of_parameters, of_inputs in moved:
+        yield Gradients(
+            {path: to_plan(array) for path, array in of_parameters.items()},
+            {name: to_plan(array) for name, array in of_inputs.items()},
+        )
+
+
+class _Random:
+    """What the primitives lack so that results can be moved."""
+
+    def __init__(self, key: jax.Array) -> None:
+        self._key = key
+
+    def random(self, like: jax.Array) -> jax.Array:
+        self._key, use = jax.random.split(self._key)
+        return jax.random.uniform(use, like.shape, like.dtype, -1.0, 1.0)
+
+    def constant(self, x: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(x)
+
+    def identity(self, size: int, like: jax.Array) -> jax.Array:
+        return jnp.eye(size, dtype=like.dtype)
+
+
+def _slopes(
+    plan: Plan,
+    apply: Callable[[Any, Mapping[str, jax.Array], Any], Any],
+    given: Mapping[str, jax.Array],
+    cotangents: Mapping[str, Any],
+) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
+    """Derivatives of ``sum(output * cotangent)`` as a compiled function of the parameters and a key."""
     floating = {name: x for name, x in given.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     directions = {name: to_jax(array, plan.dtype) for name, array in cotangents.items()}
 
-    def total(parameters: Any, floating: Mapping[str, jax.Array]) -> jax.Array:
-        outputs = _outputs(plan, apply(parameters, {**given, **floating}))
+    def total(parameters: Any, floating: Mapping[str, jax.Array], key: Any) -> jax.Array:
+        outputs = _outputs(plan, apply(parameters, {**given, **floating}, key))
         start = jnp.zeros((), plan.dtype)
         return sum(((array * directions[name]).sum() for name, array in outputs.items()), start)
 
-    of_parameters, of_inputs = compiled_quickly(jax.grad(total, argnums=(0, 1)))(parameters, floating)
-    return of_parameters, {name: to_plan(array) for name, array in of_inputs.items()}
+    differentiated = compiled_quickly(jax.grad(total, argnums=(0, 1)))
+    return lambda parameters, key: differentiated(parameters, floating, key)
 
 
 def tensors(plan: Plan, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -12,6 +12,8 @@ from isomorph.backends.contract import DTYPE_KINDS, InputContracts
 from isomorph.backends.holder import Holder, Observer, evaluate, with_ties
 from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.backends.reference.layers import to_float64
+from isomorph.backends.rounding import evaluate_rounded
+from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan
 from isomorph.primitives import Primitives
 from isomorph.weights.convert import owned_weights, to_array
@@ -53,8 +55,9 @@ class ReferenceNetwork:
         self.contracts = InputContracts(plan, _KindByName(), _full)
         if isinstance(weights, Mapping):
             weights = {path: _numbers(to_array(path, value)) for path, value in weights.items()}
-        parameters = with_ties(plan, owned_weights(plan, weights))
-        self._holders = [Holder(node.operator, primitives, parameters, node.name) for node in plan.nodes]
+        self._parameters = owned_weights(plan, weights)
+        tensors = with_ties(plan, self._parameters)
+        self._holders = [Holder(node.operator, primitives, tensors, node.name) for node in plan.nodes]
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         """The output, or a dictionary of outputs in order; inputs by position or by name.
@@ -70,14 +73,49 @@ class ReferenceNetwork:
         """Outputs by name; ``observe(node, inputs, outputs)`` sees every node's float64 tensors."""
         arrays = [np.asarray(given) for given in inputs]
         self.contracts.check(arrays)
-        values = self.contracts.values
-        ready = [
-            to_float64(array) if DTYPE_KINDS[value.dtype] == "float" else array
-            for array, value in zip(arrays, values, strict=True)
-        ]
         with np.errstate(all="ignore"):  # NaN and infinity pass through silently, as they do elsewhere
-            outputs = evaluate(self.plan, self._holders, ready, observe)
+            outputs = evaluate(self.plan, self._holders, self._ready(arrays), observe)
         return {name: np.array(array) for name, array in outputs.items()}  # owned by the caller
+
+    def run_rounded(
+        self, inputs: Sequence[Array], program: Program, epsilon: float, seed: int
+    ) -> dict[str, Array]:
+        """Outputs by name, every result inside moved at random, as far as rounding may move it.
+
+        Args:
+            inputs: arrays that :meth:`run` takes, in order.
+            program: the plan's trace at their sizes.
+            epsilon: of the dtype whose rounding is imitated.
+            seed: equal seeds move equally.
+        """
+        source, ready = _Random(seed), self._ready(inputs)
+        with np.errstate(all="ignore"):
+            return evaluate_rounded(
+                self.plan, program, numpy_primitives, self._parameters, ready, source, epsilon
+            )
+
+    def _ready(self, arrays: Sequence[Array]) -> list[Array]:
+        """Floating-point inputs in float64, the others as they are."""
+        return [
+            to_float64(array) if DTYPE_KINDS[value.dtype] == "float" else array
+            for array, value in zip(arrays, self.contracts.values, strict=True)
+        ]
+
+
+class _Random:
+    """What the primitives lack so that results can be moved."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def random(self, like: Array) -> Array:
+        return self._generator.uniform(-1.0, 1.0, like.shape)
+
+    def constant(self, x: Array) -> Array:
+        return x
+
+    def identity(self, size: int, like: Array) -> Array:
+        return np.eye(size)
 
 
 def _numbers(array: Array) -> Array:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from isomorph.backends.available import Gradients
 from isomorph.backends.contract import DTYPE_KINDS
+from isomorph.backends.rounding import evaluate_rounded
+from isomorph.backends.torch import primitives
 from isomorph.backends.torch.build import Network, build
 from isomorph.backends.torch.weights import to_numpy, to_tensor
+from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan
+from isomorph.weights.convert import owned_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,14 +44,66 @@ def gradients(
     """Derivatives of ``sum(output * cotangent)`` in evaluation mode; frozen parameters have theirs too."""
     network = _prepared(plan, weights, dtype).requires_grad_(True)
     tensors = _tensors(plan, inputs, dtype)
+    parameters = {p.path: network.get_parameter(p.path) for p in plan.parameters}
+    return _differentiated(lambda: _outputs(network, tensors), parameters, tensors, cotangents, dtype)
+
+
+def rounded_gradients(
+    plan: Plan,
+    program: Program,
+    weights: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    cotangents: Mapping[str, Any],
+    epsilon: float,
+    seeds: Iterable[int],
+) -> Iterator[Gradients]:
+    """The same in float64, every result moved as rounding to ``epsilon`` may move it; one for each seed."""
+    tensors = _tensors(plan, inputs, "float64")
+    parameters = {
+        path: _cast(array, "float64").requires_grad_() for path, array in owned_weights(plan, weights).items()
+    }
+    given = [tensors[name] for name, _ in plan.inputs]
+    for seed in seeds:
+        source = _Random(seed)
+        yield _differentiated(
+            partial(
+                evaluate_rounded, plan, program, primitives, parameters, given, source, epsilon,
+                differentiated=True,
+            ),
+            parameters, tensors, cotangents, "float64",
+        )  # fmt: skip
+
+
+class _Random:
+    """What the primitives lack so that results can be moved."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def random(self, like: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.rand(like.shape, generator=self._generator, dtype=like.dtype) - 1
+
+    def constant(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    def identity(self, size: int, like: torch.Tensor) -> torch.Tensor:
+        return torch.eye(size, dtype=like.dtype)
+
+
+def _differentiated(
+    network: Callable[[], Mapping[str, torch.Tensor]],
+    parameters: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    cotangents: Mapping[str, Any],
+    dtype: str,
+) -> Gradients:
+    """Derivatives of ``sum(output * cotangent)`` by the parameters and the floating-point inputs."""
     floating = {
         name: tensor.requires_grad_() for name, tensor in tensors.items() if tensor.is_floating_point()
     }
-    outputs = _outputs(network, tensors)
     total = torch.zeros((), dtype=getattr(torch, dtype))
-    for name, tensor in outputs.items():
+    for name, tensor in network().items():
         total = total + (tensor * _cast(cotangents[name], dtype)).sum()
-    parameters = {p.path: network.get_parameter(p.path) for p in plan.parameters}
     wanted = [*parameters.values(), *floating.values()]
     found = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True) if wanted else ()
     arrays = [to_numpy(gradient) for gradient in found]
