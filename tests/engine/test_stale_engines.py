@@ -251,6 +251,28 @@ def test_f3_a_function_put_on_a_class(monkeypatch, name, when):
     assert not engine._state.departure
 
 
+def test_f3_a_network_for_training_sees_what_it_shares(monkeypatch):
+    model, _ = made()
+    fast = iso.prepare(model, training=True).eval()
+    for write in WRITES:
+        write(model)
+        torch.testing.assert_close(fast(IDS), model(IDS), rtol=1e-5, atol=5e-5)
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * 2)
+    torch.testing.assert_close(fast(IDS), model(IDS), rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "shared"])
+def test_f3_data_turned_where_it_lies(kind):
+    """Of one address and one count, and another matrix."""
+    model, _ = made()
+    model.load_state_dict(foreign()[kind], assign=True)
+    engine = iso.prepare(model)
+    engine(IDS)
+    data_transposed(model)
+    close(engine, model)
+
+
 def test_f3_attributes_that_decide_nothing():
     """A counter of one's own costs a look and nothing is prepared anew."""
     model, engine = made()

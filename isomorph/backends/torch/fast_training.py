@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from isomorph.backends.torch import kernels
 from isomorph.backends.torch.build import Network
@@ -104,6 +103,9 @@ _transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: Fal
 """Whether ``torch.func`` is at work (``grad``, ``vmap``), which takes PyTorch's own operators alone."""
 
 
+_PLAIN = nn.Linear.forward
+
+
 class FastLinear(nn.Linear):
     """A ``torch.nn.Linear`` whose large float32 products are oneDNN's. Made from one, sharing all it holds."""
 
@@ -118,9 +120,10 @@ class FastLinear(nn.Linear):
             and input.numel() * weight.shape[0] >= _SMALL
             and not torch.is_autocast_enabled("cpu")
             and not _transformed()
+            and nn.Linear.forward is _PLAIN  # else what was put there has the word
         ):
             return torch.ops.isomorph.linear(input, weight, self.bias)
-        return functional.linear(input, weight, self.bias)
+        return super().forward(input)
 
 
 def prepare_training(model: nn.Module, *, checkpointing: bool = False) -> Network:

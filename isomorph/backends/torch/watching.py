@@ -31,7 +31,7 @@ from isomorph.plan import Plan
 
 Tensor = torch.Tensor
 
-_changes = attrgetter("_version")
+_changes = attrgetter("_version", "shape")
 _address = Tensor.data_ptr
 _is_marked = getattr(torch._C, "_is_cow_tensor", lambda tensor: False)
 _COMPUTING = ("forward", "__call__", "_call_impl")
@@ -77,6 +77,7 @@ class Watch:
         self._counted = [t for t in tensors if id(t) not in marked and not (t.is_inference() or t.is_meta)]
         self._versions = list(map(_changes, self._counted))
         self._addresses = list(map(_address, self._counted))
+        self._strides = list(map(Tensor.stride, self._counted))
         self._samples = [_sample(t) for t in self._counted if t.device.type == "cpu"]
         self._samples_then = [sample.clone() for sample in self._samples]
         self._kept = [t.detach() for t in self._counted]  # lest an address be given to something else
@@ -118,6 +119,7 @@ class Watch:
         return (
             list(map(_changes, self._counted)) == self._versions
             and list(map(_address, self._counted)) == self._addresses
+            and list(map(Tensor.stride, self._counted)) == self._strides
             and all(map(torch.equal, self._samples, self._samples_then))
         )
 
