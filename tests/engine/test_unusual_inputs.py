@@ -142,6 +142,17 @@ def test_f19_a_model_without_values():
     torch.testing.assert_close(iso.prepare(model)(X), right(X).detach())
 
 
+def test_f19_generation_refuses_the_meta_device():
+    text = 'ids = input("B", "T", dtype="int64")\nembedding(7, 8)\nlinear(7)'
+    model = iso.torch.build(iso.resolve(text), device="meta")
+    with pytest.raises(iso.IsomorphError) as caught:
+        iso.generate(model, [1], 2)
+    assert str(caught.value) == (
+        "E_ARGUMENT: nothing can be computed on the meta device, which holds no values\n"
+        '  build it with device="cpu", or load weights first'
+    )
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "text", ["attention(2)", "transformer_block(2, causal=True)\nrms_norm()\nlinear(3)", "linear(4)\ngelu()"]

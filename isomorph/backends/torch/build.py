@@ -293,15 +293,16 @@ def build(
     return network
 
 
-def usable_device(device: Any, hint: str = 'device="cpu"') -> torch.device:
+def usable_device(device: Any, hint: str = 'device="cpu"', *, computing: bool = False) -> torch.device:
     """The device of a name, found to be here.
 
     Args:
         device: a name such as ``"cuda:1"``, an accelerator's number, or a ``torch.device``.
         hint: what the error proposes.
+        computing: whether numbers are computed there, which the meta device has none of.
 
     Raises:
-        IsomorphError: E_ARGUMENT for another type; E_BACKEND for a device that is not here.
+        IsomorphError: E_ARGUMENT for another type, or for the meta device to compute on; E_BACKEND for a device that is not here.
     """
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise IsomorphError(
@@ -316,6 +317,10 @@ def usable_device(device: Any, hint: str = 'device="cpu"') -> torch.device:
         raise IsomorphError(
             "E_BACKEND", f"torch cannot use the device {str(device)!r}: {reason}", hints=[hint]
         ) from error
+    if computing and place.type == "meta":
+        raise IsomorphError(
+            "E_ARGUMENT", "nothing can be computed on the meta device, which holds no values", hints=[hint]
+        )
     return place
 
 

@@ -26,7 +26,7 @@ from isomorph.backends.decoding import (
     run_moving,
 )
 from isomorph.backends.torch import kernels, primitives
-from isomorph.backends.torch.build import KINDS, Network, no_tensor
+from isomorph.backends.torch.build import KINDS, Network, no_tensor, usable_device
 from isomorph.backends.torch.layers import OperatorModule
 from isomorph.backends.torch.weights import to_numpy as tensor_to_numpy
 from isomorph.backends.torch.weights import to_tensor, unwrap
@@ -46,6 +46,9 @@ def plan_of(model: Any) -> Plan:
             return model.plan
         model = model.network
     network = unwrap(model)
+    first = next(network.parameters(), None)
+    if first is not None and first.is_meta:
+        usable_device(first.device, 'build it with device="cpu", or load weights first', computing=True)
     for node in network.plan.nodes:
         _check(network.get_submodule(node.name), node.operator, node.name)
     return network.plan

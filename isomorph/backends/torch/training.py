@@ -44,7 +44,7 @@ class Trainer:
 
     def __init__(self, plan: Plan, weights: Mapping[str, Any], config: TrainingConfig) -> None:
         self.plan, self.config = plan, config
-        self.device = usable_device(config.device, "--device cpu")
+        self.device = usable_device(config.device, "--device cpu", computing=True)
         self.autocast = torch.bfloat16 if compute_dtype(plan, config) == "bfloat16" else None
         self.model = build(plan, weights, device=self.device)
         if plan.dtype in _HALVES:
