@@ -22,7 +22,7 @@ def test_f19_a_verb_that_computes_refuses_the_meta_device(verb: str, isomorph: A
     plan = iso.resolve(text)
     iso.save(model, plan, iso.initial_weights(plan))
     arguments = {
-        "train": ("train", network, "--data", f"npz:{data}", "--out", tmp_path / "run"),
+        "train": ("train", network, "--data", f"npz:{data}", "--batch-size", 2, "--out", tmp_path / "run"),
         "generate": ("generate", model, "--ids", "1", "--backend", "torch"),
     }
     result = isomorph(*arguments[verb], "--device", "meta")
