@@ -710,12 +710,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     definition = tmp_path / "gpt.net"
     definition.write_text(SMALL_GPT)
     out = tmp_path / "out"
-    run(str(definition), "python", str(out), json=False, quiet=False, framework="nnx")
+    run(str(definition), "python", str(out), force=False, json=False, quiet=False, framework="nnx")
     assert capsys.readouterr().out == f"{out / 'model.py'}: from model import Model\n"
     plan = iso.resolve(SMALL_GPT)
     iso.save(tmp_path / "gpt.safetensors", plan, iso.initial_weights(plan))
-    run(str(tmp_path / "gpt.safetensors"), "python", str(out), json=True, quiet=False)
+    run(str(tmp_path / "gpt.safetensors"), "python", str(out), force=False, json=True, quiet=False)
     assert json.loads(capsys.readouterr().out) == {
         "directory": str(out), "to": "python", "framework": "torch", "files": ["model.py", "model.safetensors"],
     }  # fmt: skip
-    assert (out / "model.py").read_text() == write_python(plan)
+    source, _, seal = (out / "model.py").read_text()[:-1].rpartition("\n")
+    assert source + "\n" == write_python(plan)
+    assert seal.startswith("# isomorph ")  # by which the file is known again
