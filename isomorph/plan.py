@@ -11,8 +11,8 @@ from isomorph.initializers import Initializer
 from isomorph.operators.declare import Operator
 
 if TYPE_CHECKING:
+    from isomorph.dimensions import Affine
     from isomorph.errors import Location
-    from isomorph.resolver.dimensions import Affine
 
     Shape = tuple[int | Affine, ...]
 
@@ -208,7 +208,7 @@ class Plan:
     @property
     def symbols(self) -> tuple[str, ...]:
         """Symbols of the inputs, in order of appearance."""
-        from isomorph.resolver.dimensions import symbols_of
+        from isomorph.dimensions import symbols_of
 
         found = [s for _, v in self.inputs for d in self.values[v].shape for s in symbols_of(d)]
         return tuple(dict.fromkeys(found))

@@ -8,11 +8,11 @@ from hashlib import sha256
 from typing import Any
 
 from isomorph import initializers
+from isomorph.dimensions import parse_dimension
 from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict
 from isomorph.plan import Bound, Node, Plan, Value
-from isomorph.resolver.dimensions import parse_dimension
 from isomorph.resolver.resolve import resolve
 
 FORMAT = "isomorph-plan/1"

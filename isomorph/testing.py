@@ -22,12 +22,12 @@ import numpy as np
 
 from isomorph.backends.available import Gradients, Harness, available, load
 from isomorph.backends.samples import order_one_weights, rounded, sample_inputs, sample_sizes
+from isomorph.dimensions import evaluate
 from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Operator
 from isomorph.operators.pattern import Signature
 from isomorph.plan import Plan
-from isomorph.resolver.dimensions import evaluate
 from isomorph.show.page import docstring, operator_page, resolve_example
 
 Array = np.ndarray[Any, Any]

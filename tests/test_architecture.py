@@ -14,12 +14,13 @@ import isomorph
 PACKAGE = Path(isomorph.__file__).parent
 
 # Each part may import itself and the parts listed; everything may import the foundation.
-FOUNDATION = {"errors", "limits", "initializers", "paths", "primitives", "writing"}
+FOUNDATION = {"errors", "limits", "initializers", "paths", "dimensions", "primitives", "writing"}
 MAY_IMPORT = {
     "errors": set(),
     "limits": set(),
     "paths": set(),
     "initializers": set(),
+    "dimensions": set(),
     "primitives": set(),
     "writing": set(),
     "language": set(),
@@ -47,6 +48,7 @@ STANDARD_ONLY = (
     "limits",
     "paths",
     "initializers",
+    "dimensions",
     "primitives",
     "writing",
     "language",

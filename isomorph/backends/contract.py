@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, NoReturn
 
+from isomorph.dimensions import Affine, show_shape, symbols_of
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.plan import ABSENT, Plan
-from isomorph.resolver.dimensions import Affine, show_shape, symbols_of
 
 DTYPE_KINDS: dict[str, str] = {
     **dict.fromkeys(("float64", "float32", "float16", "bfloat16"), "float"),

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from isomorph.dimensions import evaluate
 from isomorph.plan import Bound, Plan
-from isomorph.resolver.dimensions import evaluate
 from isomorph.weights.initial import numpy_dtype
 
 Array = np.ndarray[Any, Any]

@@ -26,9 +26,9 @@ from isomorph.checkpoints.left import left_lines
 from isomorph.checkpoints.sentence import MODULES, read_sentence
 from isomorph.checkpoints.source import CONFIGURATION, Checkpoint, Tensor, open_checkpoint
 from isomorph.checkpoints.timm import TIMM
+from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.plan import DTYPE_BYTES, Plan
-from isomorph.resolver.dimensions import show_shape
 from isomorph.resolver.resolve import resolve
 from isomorph.weights.convert import owned_weights
 

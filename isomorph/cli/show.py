@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from isomorph.cli.network import Contracts, open_network, read_sizes
-from isomorph.resolver.dimensions import show_shape
+from isomorph.dimensions import show_shape
 from isomorph.show.cost import Cost, CostRow, cost
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from isomorph.backends.trace.probing import trace_ids
 from isomorph.backends.trace.program import Program, Step
+from isomorph.dimensions import Affine, evaluate, symbols_of
 from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
-from isomorph.resolver.dimensions import Affine, evaluate, symbols_of
 
 LENGTHS = (89, 97)
 _ROWS = (3, 5)

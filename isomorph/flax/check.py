@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import attention
 from isomorph.operators.declare import Conflict
-from isomorph.resolver.dimensions import show_shape
 
 
 def check_sizes(**sizes: Any) -> None:

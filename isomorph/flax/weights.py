@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from isomorph.backends.jax.weights import to_jax, to_numpy, to_plan
+from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError, shorten
 from isomorph.flax.nnx import EncoderBlock
 from isomorph.plan import Plan
-from isomorph.resolver.dimensions import show_shape
 from isomorph.weights.convert import owned_weights
 
 Tree = dict[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any, NamedTuple
 
+from isomorph.dimensions import Affine, parse_dimension, show_shape, symbols_of
 from isomorph.errors import IsomorphError, Location, did_you_mean, shorten
 from isomorph.language.graph import Contract
 from isomorph.language.names import check_symbol, check_tensor_name
 from isomorph.plan import ABSENT, DTYPE_BYTES, INPUT_DTYPES
-from isomorph.resolver.dimensions import Affine, parse_dimension, show_shape, symbols_of
 
 
 class Declared(NamedTuple):

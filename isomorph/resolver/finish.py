@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isomorph import initializers
+from isomorph.dimensions import Affine, Symbol
 from isomorph.errors import IsomorphError, did_you_mean, nearest, shorten
 from isomorph.language.graph import Contract
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.plan import DTYPE_BYTES, Bound, Node, Plan, Value
 from isomorph.resolver import story
-from isomorph.resolver.dimensions import Affine, Symbol
 from isomorph.resolver.solver import Clash, OpenShape
 
 if TYPE_CHECKING:

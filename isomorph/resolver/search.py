@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from isomorph.dimensions import Unknown
 from isomorph.operators.declare import Conflict
 from isomorph.resolver.budget import Exhausted
-from isomorph.resolver.dimensions import Unknown
 from isomorph.resolver.domains import (
     Domain,
     Domains,

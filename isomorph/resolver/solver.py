@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from isomorph.dimensions import Affine, Unknown, affine
 from isomorph.operators.declare import Conflict
 from isomorph.resolver.budget import Budget
-from isomorph.resolver.dimensions import Affine, Unknown, affine
 
 
 class Clash(Exception):

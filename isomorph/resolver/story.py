@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from isomorph.dimensions import Affine, Unknown, show_shape
 from isomorph.errors import IsomorphError
 from isomorph.operators.declare import Conflict
 from isomorph.resolver.budget import Exhausted
-from isomorph.resolver.dimensions import Affine, Unknown, show_shape
 from isomorph.resolver.search import NoSolution, Several, Undetermined
 from isomorph.resolver.shapes import AxisClash, RankClash
 from isomorph.resolver.solver import Clash, OpenShape

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isomorph.backends.trace.build import sizes_with
-from isomorph.resolver.dimensions import affine, show_shape
+from isomorph.dimensions import affine, show_shape
 from isomorph.show.folding import Repeat, fold
 from isomorph.show.naming import name_span
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isomorph.backends.trace.build import sizes_with, trace_operator
 from isomorph.backends.trace.program import Program, Step
+from isomorph.dimensions import evaluate, symbols_of
 from isomorph.errors import IsomorphError, shorten
-from isomorph.resolver.dimensions import evaluate, symbols_of
 from isomorph.show.naming import listed, name_ranges
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.program import Program, Step
-from isomorph.resolver.dimensions import affine, show_shape, symbol
+from isomorph.dimensions import affine, show_shape, symbol
 
 if TYPE_CHECKING:
     from isomorph.plan import Plan

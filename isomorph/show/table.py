@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isomorph.resolver.dimensions import show_shape
+from isomorph.dimensions import show_shape
 
 if TYPE_CHECKING:
     from isomorph.plan import Node, Plan

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from isomorph.dimensions import Affine
 from isomorph.plan import Node, Plan
-from isomorph.resolver.dimensions import Affine
 from isomorph.show.folding import Repeat, fold
 from isomorph.source_code.instances import Instance, Library, Tensor
 from isomorph.source_code.record import Holder, Loop, Recorder, Step, Value, cannot_write

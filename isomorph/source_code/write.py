@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.initializers import Initializer
 from isomorph.operators.declare import Operator
 from isomorph.plan import Node, Plan
-from isomorph.resolver.dimensions import show_shape
 from isomorph.source_code.body import Body
 from isomorph.source_code.class_writer import ClassWriter
 from isomorph.source_code.classes import Classes, Layer

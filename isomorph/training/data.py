@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from isomorph.dimensions import Affine, evaluate, show_shape, symbols_of
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.plan import Plan
-from isomorph.resolver.dimensions import Affine, evaluate, show_shape, symbols_of
 
 Array = np.ndarray[Any, Any]
 

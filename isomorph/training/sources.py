@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError
 from isomorph.paths import open_regular
 from isomorph.plan import DTYPE_BYTES, Plan
-from isomorph.resolver.dimensions import show_shape
 from isomorph.training.archive import Archive, Declared
 from isomorph.training.data import (
     Array,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError, did_you_mean, shown
 from isomorph.plan import Plan
-from isomorph.resolver.dimensions import show_shape
 
 _MOST_GUESSES = 8  # beyond it the names follow another scheme, and guessing is slow
 

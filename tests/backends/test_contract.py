@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from isomorph.backends.contract import InputContracts, dtype_name
+from isomorph.dimensions import parse_dimension
 from isomorph.errors import IsomorphError
 from isomorph.plan import Bound, Plan, Value
-from isomorph.resolver.dimensions import parse_dimension
 
 
 def contracts(bounds=None, **inputs):

@@ -22,10 +22,10 @@ from isomorph.backends.samples import sample_inputs, sample_sizes
 from isomorph.backends.torch.onnx_file import EXTERNAL_BYTES, publish, write
 from isomorph.backends.torch.onnx_graph import LONE_OUTPUT, model_of
 from isomorph.backends.torch.weights import to_tensor
+from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError
 from isomorph.paths import path_text
 from isomorph.plan import Bound, Plan
-from isomorph.resolver.dimensions import show_shape
 from isomorph.weights.convert import owned_weights
 from isomorph.weights.initial import numpy_dtype
 from isomorph.writing.atomic import hidden_directory

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from isomorph.backends.torch.layers import layer
+from isomorph.dimensions import Affine, evaluate
 from isomorph.errors import IsomorphError
 from isomorph.plan import Bound, Node, Plan, Value
-from isomorph.resolver.dimensions import Affine, evaluate
 from isomorph.weights.initial import numpy_dtype
 
 OPSET = 20

@@ -12,8 +12,8 @@ from typing import Any
 from isomorph.backends.trace import primitives
 from isomorph.backends.trace.build import record, sizes_with
 from isomorph.backends.trace.program import Program, TracedTensor
+from isomorph.dimensions import Affine, evaluate
 from isomorph.plan import Node, Plan
-from isomorph.resolver.dimensions import Affine, evaluate
 
 
 class ProbingPrimitives:

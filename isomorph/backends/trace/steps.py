@@ -11,7 +11,7 @@ from isomorph.backends.decoding import Layout
 from isomorph.backends.trace.probing import trace_ids
 from isomorph.backends.trace.program import Program
 from isomorph.backends.trace.rewrite import Rewritten, rewritten
-from isomorph.resolver.dimensions import evaluate, symbols_of
+from isomorph.dimensions import evaluate, symbols_of
 
 
 class StepPrograms(NamedTuple):
