@@ -42,6 +42,12 @@ def test_show_loads_no_framework(block):
     assert done.returncode == 0, done.stderr
 
 
+def test_python_m_is_the_same_program():
+    command = [sys.executable, "-m", "isomorph", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "isomorph 0.1.0\n", "")
+
+
 def test_version(isomorph):
     assert isomorph("--version") == (0, "isomorph 0.1.0\n", "")
 
