@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from isomorph.operators.declare import argument as argument
     from isomorph.operators.declare import operator as operator
     from isomorph.plan import Plan as Plan
-    from isomorph.resolver.resolve import resolve as resolve
-    from isomorph.resolver.resolve import resolve_file as resolve_file
-    from isomorph.resolver.resolve import resolve_function as resolve_function
+    from isomorph.plan.resolve import resolve as resolve
+    from isomorph.plan.resolve import resolve_file as resolve_file
+    from isomorph.plan.resolve import resolve_function as resolve_function
     from isomorph.weights.file import load as load
     from isomorph.weights.file import save as save
     from isomorph.weights.initial import initial_weights as initial_weights
@@ -52,9 +52,9 @@ _HOMES = {
     "GenerationSettings": "isomorph.engine.settings",
     "prepare": "isomorph.engine.prepare",
     "stream": "isomorph.engine.generation",
-    "resolve": "isomorph.resolver.resolve",
-    "resolve_file": "isomorph.resolver.resolve",
-    "resolve_function": "isomorph.resolver.resolve",
+    "resolve": "isomorph.plan.resolve",
+    "resolve_file": "isomorph.plan.resolve",
+    "resolve_function": "isomorph.plan.resolve",
     "initial_weights": "isomorph.weights.initial",
     "load": "isomorph.weights.file",
     "save": "isomorph.weights.file",

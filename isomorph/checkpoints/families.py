@@ -14,7 +14,7 @@ from isomorph.checkpoints.vit import DEIT, VIT
 from isomorph.checkpoints.whisper import WHISPER
 from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
-from isomorph.resolver.resolve import resolve
+from isomorph.plan.resolve import resolve
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family

@@ -29,7 +29,7 @@ from isomorph.checkpoints.timm import TIMM
 from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.plan import DTYPE_BYTES, Plan
-from isomorph.resolver.resolve import resolve
+from isomorph.plan.resolve import resolve
 from isomorph.weights.convert import owned_weights
 
 _MOST_LISTED = 20

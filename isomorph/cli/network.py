@@ -51,7 +51,7 @@ def open_network(file: str, contracts: Contracts = (None, None, None, None)) -> 
             f"there is no file or directory {path}",
             hints=["give a definition (.net), a saved model (.safetensors), or the directory of a run"],
         )
-    from isomorph.resolver.resolve import resolve, resolve_file
+    from isomorph.plan.resolve import resolve, resolve_file
 
     inputs, outputs, dtype, input_dtypes = contracts
     arguments: dict[str, Any] = {

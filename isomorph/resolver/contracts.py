@@ -10,7 +10,7 @@ from isomorph.dimensions import Affine, parse_dimension, show_shape, symbols_of
 from isomorph.errors import IsomorphError, Location, did_you_mean, shorten
 from isomorph.language.graph import Contract
 from isomorph.language.names import check_symbol, check_tensor_name
-from isomorph.plan import ABSENT, DTYPE_BYTES, INPUT_DTYPES
+from isomorph.resolver.resolved import ABSENT, DTYPE_BYTES, INPUT_DTYPES
 
 
 class Declared(NamedTuple):

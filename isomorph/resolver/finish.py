@@ -10,8 +10,8 @@ from isomorph.dimensions import Affine, Symbol
 from isomorph.errors import IsomorphError, did_you_mean, nearest, shorten
 from isomorph.language.graph import Contract
 from isomorph.operators.declare import Conflict, Operator
-from isomorph.plan import DTYPE_BYTES, Bound, Node, Plan, Value
 from isomorph.resolver import story
+from isomorph.resolver.resolved import DTYPE_BYTES, Bound, Node, ResolvedGraph, Value
 from isomorph.resolver.solver import Clash, OpenShape
 
 if TYPE_CHECKING:
@@ -42,13 +42,15 @@ def settle(resolution: Resolution, shape: OpenShape) -> None:
         solver.close(shape, ranks[0])
 
 
-def finish(resolution: Resolution, outputs: list[tuple[str, int]], definition: Callable[..., str]) -> Plan:
+def finish(
+    resolution: Resolution, outputs: list[tuple[str, int]], definition: Callable[..., str]
+) -> ResolvedGraph:
     """Everything is solved: check what only a whole plan can break and build it."""
     shapes = _closed_shapes(resolution)
     _check_reachable(resolution, outputs)
     nodes = _nodes(resolution, shapes)
     _check_ties(resolution, nodes)
-    plan = Plan(
+    resolved = ResolvedGraph(
         dtype=resolution.dtype,
         values=_values(resolution, nodes, shapes),
         inputs=tuple((one.name, i) for i, one in enumerate(resolution.input_contracts)),
@@ -59,8 +61,8 @@ def finish(resolution: Resolution, outputs: list[tuple[str, int]], definition: C
         named_inputs=resolution.named_inputs,
         optional=tuple(one.name for one in resolution.input_contracts if one.optional),
     )
-    _check_parameter_bytes(resolution, plan)
-    return plan
+    _check_parameter_bytes(resolution, resolved)
+    return resolved
 
 
 def _input_statements(resolution: Resolution) -> list[Contract]:
@@ -389,12 +391,12 @@ def _narrow(found: dict[str, Bound], sources: dict[str, list[str]], rule: _Rule)
     found[variable.name] = Bound(lowest, highest)
 
 
-def _check_parameter_bytes(resolution: Resolution, plan: Plan) -> None:
+def _check_parameter_bytes(resolution: Resolution, resolved: ResolvedGraph) -> None:
     limit = resolution.limits["max_parameter_bytes"]
-    size = plan.parameter_count * DTYPE_BYTES[plan.dtype]
+    size = resolved.parameter_count * DTYPE_BYTES[resolved.dtype]
     if size <= limit:
         return
-    largest = max(plan.nodes, key=lambda node: node.operator.parameter_count)
+    largest = max(resolved.nodes, key=lambda node: node.operator.parameter_count)
     raise IsomorphError(
         "E_RESOURCE",
         f"the parameters take {size:,} bytes, the limit is {limit:,}",

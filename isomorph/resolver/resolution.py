@@ -9,9 +9,9 @@ from isomorph.errors import IsomorphError, shorten
 from isomorph.language.graph import Call, Contract, Graph, Reference
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict, Operator
-from isomorph.plan import Plan
 from isomorph.resolver import binding, contracts, finish, ranks, story
 from isomorph.resolver.budget import Budget, Exhausted
+from isomorph.resolver.resolved import ResolvedGraph
 from isomorph.resolver.search import Check, Multiple, NoSolution, Several, Undetermined, search
 from isomorph.resolver.shapes import AxisClash, RankClash, match, produce
 from isomorph.resolver.solver import Clash, OpenShape, Solver
@@ -137,7 +137,7 @@ class Resolution:
 
     # -- the main pass -------------------------------------------------------------------------
 
-    def run(self, definition: Callable[[list[Contract], list[Contract]], str]) -> Plan:
+    def run(self, definition: Callable[[list[Contract], list[Contract]], str]) -> ResolvedGraph:
         """Resolve everything; ``definition`` writes the text from the contracts that it lacks."""
         try:
             for index, call in enumerate(self.graph.calls):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from isomorph.plan.table import render_bounds, render_header
 from isomorph.show.layout import Box, Extent, Point, Wire, lay_out
 from isomorph.show.mermaid import counted, draw_mermaid
 from isomorph.show.outline import Item, Outline, Scope, outline
@@ -24,7 +25,6 @@ from isomorph.show.svg import (
     text,
     text_width,
 )
-from isomorph.show.table import render_bounds, render_header
 
 if TYPE_CHECKING:
     from isomorph.plan import Plan

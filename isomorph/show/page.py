@@ -90,7 +90,7 @@ def docstring(operator: type[Operator]) -> tuple[str, str]:
 
 def resolve_example(example: Example, **overrides: Any) -> Plan:
     """The plan of an example; ``overrides`` replace what it says (``dtype="float64"``)."""
-    from isomorph.resolver.resolve import resolve
+    from isomorph.plan.resolve import resolve
 
     settings = {
         "input": example.input,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from isomorph.backends.bounds import EPSILON, gradient_bound, numeric_bound, value_bound
-from isomorph.resolver.resolve import resolve
+from isomorph.plan.resolve import resolve
 
 
 def test_epsilons_are_those_of_the_dtypes():

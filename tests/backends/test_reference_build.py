@@ -10,8 +10,8 @@ from isomorph.errors import IsomorphError
 from isomorph.operators.activation import Dropout
 from isomorph.operators.blocks import TransformerBlock
 from isomorph.operators.linear import Linear
+from isomorph.plan.resolve import resolve
 from isomorph.reference import build, run
-from isomorph.resolver.resolve import resolve
 
 BLOCKS = "linear(16)\ntransformer_block(2, mlp_ratio=2, layer_scale=True)\nlinear()"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from isomorph.backends.reference.differences import directional_derivative
+from isomorph.plan.resolve import resolve
 from isomorph.reference import build
-from isomorph.resolver.resolve import resolve
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from isomorph.operators.attention import Attention
 from isomorph.operators.blocks import TransformerBlock
 from isomorph.operators.declare import Operator, operator
 from isomorph.operators.linear import Linear
-from isomorph.resolver.resolve import resolve
+from isomorph.plan.resolve import resolve
 
 
 def test_one_operator():

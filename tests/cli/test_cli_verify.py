@@ -8,7 +8,7 @@ import pytest
 
 import isomorph as iso
 from isomorph.backends.torch import harness
-from isomorph.resolver.resolve import resolve_file
+from isomorph.plan.resolve import resolve_file
 from isomorph.show import memory
 from isomorph.show import verify as show_verify
 

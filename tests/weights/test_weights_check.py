@@ -3,7 +3,7 @@
 import pytest
 
 from isomorph.errors import IsomorphError
-from isomorph.resolver.resolve import resolve
+from isomorph.plan.resolve import resolve
 from isomorph.weights.check import check_weights
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from isomorph.dimensions import show_shape
-
-if TYPE_CHECKING:
-    from isomorph.plan import Node, Plan
+from isomorph.resolver.resolved import Node, ResolvedGraph
 
 _HEADERS = ("index", "name", "operation", "input shapes", "output shapes")
 WIDEST_COLUMN = 400
 """A longer cell, of a node with very many inputs, takes the room it needs in its own row alone."""
 
 
-def render_table(plan: Plan) -> str:
+def render_table(plan: ResolvedGraph) -> str:
     """Header, one row per node, and bounds on symbols; two spaces between columns, none at line ends."""
     chain = is_chain(plan)
     rows: list[tuple[str, ...]] = [_HEADERS]
@@ -34,7 +30,7 @@ def render_table(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def render_header(plan: Plan) -> str:
+def render_header(plan: ResolvedGraph) -> str:
     """``Network: [B, 8, 32] -> [B, 8, 32]  dtype=float32``."""
     inputs = ", ".join(
         _contract(plan, f"{name}{'?' * (name in plan.optional)}" if plan.named_inputs else "", value)
@@ -49,12 +45,12 @@ def render_header(plan: Plan) -> str:
     return header
 
 
-def _contract(plan: Plan, name: str, value: int) -> str:
+def _contract(plan: ResolvedGraph, name: str, value: int) -> str:
     shape = show_shape(plan.values[value].shape)
     return f"{name}={shape}" if name else shape
 
 
-def is_chain(plan: Plan) -> bool:
+def is_chain(plan: ResolvedGraph) -> bool:
     """Whether every node reads exactly what the one before it made."""
     if len(plan.inputs) != 1 or len(plan.outputs) != 1:
         return False
@@ -66,7 +62,7 @@ def is_chain(plan: Plan) -> bool:
     return plan.outputs[0][1] == last
 
 
-def _inputs(plan: Plan, node: Node, chain: bool) -> str:
+def _inputs(plan: ResolvedGraph, node: Node, chain: bool) -> str:
     parts = []
     for port, value in node.inputs:
         held = plan.values[value]
@@ -75,11 +71,11 @@ def _inputs(plan: Plan, node: Node, chain: bool) -> str:
     return ", ".join(parts)
 
 
-def _outputs(plan: Plan, node: Node) -> str:
+def _outputs(plan: ResolvedGraph, node: Node) -> str:
     return ", ".join(f"{plan.values[v].port}={show_shape(plan.values[v].shape)}" for v in node.outputs)
 
 
-def render_bounds(plan: Plan) -> list[str]:
+def render_bounds(plan: ResolvedGraph) -> list[str]:
     """``["where T <= 1024"]``, or nothing when no symbol is bounded."""
     parts = []
     for symbol, bound in plan.bounds.items():

@@ -12,21 +12,21 @@ from isomorph.dimensions import parse_dimension
 from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict
-from isomorph.plan import Bound, Node, Plan, Value
-from isomorph.resolver.resolve import resolve
+from isomorph.resolver.resolve import resolve_text
+from isomorph.resolver.resolved import Bound, Node, ResolvedGraph, Value
 
 FORMAT = "isomorph-plan/1"
 _HEAD = '{"digest":"sha256:'
 _MIDDLE = '","plan":'
 
 
-def plan_to_json(plan: Plan) -> str:
+def plan_to_json(plan: ResolvedGraph) -> str:
     """One line of JSON: the digest first, then the plan whose text it is of."""
     body = json.dumps(_plan_to_data(plan), separators=(",", ":"), allow_nan=False)
     return f"{_HEAD}{_digest(body)}{_MIDDLE}{body}}}"
 
 
-def plan_from_json(text: str | bytes, limits: Mapping[str, int] | None = None) -> Plan:
+def resolved_from_json(text: str | bytes, limits: Mapping[str, int] | None = None) -> ResolvedGraph:
     """Read :func:`plan_to_json`'s text.
 
     A digest can be made anew by anyone, so the plan is also compared with what its definition resolves to:
@@ -50,7 +50,7 @@ def plan_from_json(text: str | bytes, limits: Mapping[str, int] | None = None) -
     except Conflict as conflict:
         raise _altered(conflict.message) from None
     try:
-        stated = resolve(plan.definition, dtype=plan.dtype, limits=limits, file="<saved plan>")
+        stated = resolve_text(plan.definition, dtype=plan.dtype, limits=limits, file="<saved plan>")
     except IsomorphError as error:
         if error.code == "E_RESOURCE":
             raise
@@ -89,7 +89,7 @@ def _altered(why: str) -> IsomorphError:
     )
 
 
-def _plan_to_data(plan: Plan) -> dict[str, Any]:
+def _plan_to_data(plan: ResolvedGraph) -> dict[str, Any]:
     optional = {"optional": plan.optional} if plan.optional else {}
     return {
         "format": FORMAT,
@@ -156,8 +156,8 @@ def _node_from_data(index: int, data: dict[str, Any]) -> Node:
     )
 
 
-def _plan_from_data(data: dict[str, Any]) -> Plan:
-    return Plan(
+def _plan_from_data(data: dict[str, Any]) -> ResolvedGraph:
+    return ResolvedGraph(
         dtype=data["dtype"],
         values=tuple(
             Value(source, _shape_from_data(shape), dtype, node, port)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from isomorph.show.table import render_header
-
-if TYPE_CHECKING:
-    from isomorph.plan import Node, Plan
+from isomorph.plan.table import render_header
+from isomorph.resolver.resolved import Node, ResolvedGraph
 
 
-def plan_difference(one: Plan, other: Plan) -> list[str]:
+def plan_difference(one: ResolvedGraph, other: ResolvedGraph) -> list[str]:
     """A line for each difference in contracts, nodes and bounds; empty when the plans are equal."""
     lines = []
     if render_header(one) != render_header(other):
@@ -30,7 +28,7 @@ def plan_difference(one: Plan, other: Plan) -> list[str]:
     return lines
 
 
-def _bounds(plan: Plan) -> str:
+def _bounds(plan: ResolvedGraph) -> str:
     return (
         ", ".join(
             f"{b.low} <= {s}" + ("" if b.high is None else f" <= {b.high}") for s, b in plan.bounds.items()
@@ -39,7 +37,7 @@ def _bounds(plan: Plan) -> str:
     )
 
 
-def _node_difference(one: Plan, mine: Node, other: Plan, theirs: Node) -> list[str]:
+def _node_difference(one: ResolvedGraph, mine: Node, other: ResolvedGraph, theirs: Node) -> list[str]:
     name = mine.name
     if mine.operator.identity != theirs.operator.identity:
         return [f"{name}: {mine.operator.identity} became {theirs.operator.identity}"]
@@ -65,11 +63,11 @@ def _spell(mapping: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in mapping.items()) + "}"
 
 
-def _wiring(plan: Plan, node: Node) -> str:
+def _wiring(plan: ResolvedGraph, node: Node) -> str:
     return ", ".join(
         f"{port}={plan.values[v].source}:{list(plan.values[v].shape)}" for port, v in node.inputs
     )
 
 
-def _made(plan: Plan, node: Node) -> str:
+def _made(plan: ResolvedGraph, node: Node) -> str:
     return ", ".join(f"{plan.values[v].port}={list(plan.values[v].shape)}" for v in node.outputs)
