@@ -13,7 +13,7 @@ import numpy as np
 
 import isomorph as iso
 from harness import LIMIT, Goal, Measured, Options, main, workload
-from isomorph.backends.memory import PAYS
+from isomorph.backends.large_pages import PAYS
 from networks import NARROW, Array, Decoder, gpt2, truth, weights_of
 
 PROMPT = 16

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isomorph import ops as ops
+    from isomorph.backends.prepare import prepare as prepare
     from isomorph.checkpoints.exporting import export_checkpoint as export_checkpoint
     from isomorph.checkpoints.generation import generation_settings as generation_settings
     from isomorph.checkpoints.importing import import_checkpoint as import_checkpoint
-    from isomorph.engine.generation import generate as generate
-    from isomorph.engine.generation import stream as stream
-    from isomorph.engine.prepare import prepare as prepare
-    from isomorph.engine.settings import GenerationSettings as GenerationSettings
     from isomorph.errors import IsomorphError as IsomorphError
+    from isomorph.generation.generate import generate as generate
+    from isomorph.generation.generate import stream as stream
+    from isomorph.generation.settings import GenerationSettings as GenerationSettings
     from isomorph.operators.declare import INFERRED as INFERRED
     from isomorph.operators.declare import Conflict as Conflict
     from isomorph.operators.declare import Example as Example
@@ -47,11 +47,11 @@ _HOMES = {
     "operator": "isomorph.operators.declare",
     "export_checkpoint": "isomorph.checkpoints.exporting",
     "import_checkpoint": "isomorph.checkpoints.importing",
-    "generate": "isomorph.engine.generation",
+    "generate": "isomorph.generation.generate",
     "generation_settings": "isomorph.checkpoints.generation",
-    "GenerationSettings": "isomorph.engine.settings",
-    "prepare": "isomorph.engine.prepare",
-    "stream": "isomorph.engine.generation",
+    "GenerationSettings": "isomorph.generation.settings",
+    "prepare": "isomorph.backends.prepare",
+    "stream": "isomorph.generation.generate",
     "resolve": "isomorph.plan.resolve",
     "resolve_file": "isomorph.plan.resolve",
     "resolve_function": "isomorph.plan.resolve",

@@ -15,8 +15,8 @@ from typing import Any
 from isomorph.checkpoints.hub import SCHEME, local_directory
 from isomorph.checkpoints.notes import GENERATION_NOTE, notes_of
 from isomorph.checkpoints.source import CONFIGURATION, configuration_of, generation_of
-from isomorph.engine.settings import GenerationSettings
 from isomorph.errors import IsomorphError, shorten
+from isomorph.generation.settings import GenerationSettings
 from isomorph.paths import path_text
 
 _DEFAULT_TOP_K = 50

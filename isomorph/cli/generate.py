@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from isomorph.cli.network import model_file, open_network
-from isomorph.engine.layout import decoding_layout
-from isomorph.engine.settings import GenerationSettings, unfollowed_text
-from isomorph.engine.tokens import Tokenizer, open_tokenizer
 from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.generation.decoding_layout import decoding_layout
+from isomorph.generation.settings import GenerationSettings, unfollowed_text
+from isomorph.generation.tokens import Tokenizer, open_tokenizer
 from isomorph.plan import Plan
 
 BACKENDS = ("torch", "nnx", "linen")
@@ -240,7 +240,7 @@ def _streamed(
     *,
     quiet: bool,
 ) -> None:
-    from isomorph.engine.generation import stream
+    from isomorph.generation.generate import stream
 
     steps = stream(built, ids, settings=settings)  # before anything is printed: it may refuse
     if not quiet:
@@ -263,7 +263,7 @@ def _whole(
     json: bool,
 ) -> None:
     """All prompts as one batch."""
-    from isomorph.engine.generation import generate
+    from isomorph.generation.generate import generate
 
     whole = generate(built, given, settings=settings)
     longest = max(len(row) for row in given)

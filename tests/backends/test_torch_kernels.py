@@ -10,7 +10,7 @@ import pytest
 
 import isomorph as iso
 from isomorph.backends.bounds import numeric_bound
-from isomorph.engine.sampling import Chooser
+from isomorph.generation.sampling import Chooser
 from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")

@@ -126,7 +126,7 @@ def test_every_setting_has_a_flag():
     import typer
 
     from isomorph.cli.main import app
-    from isomorph.engine.settings import NAMES
+    from isomorph.generation.settings import NAMES
 
     flags = {parameter.name for parameter in typer.main.get_command(app).commands["generate"].params}
     assert set(NAMES) <= flags

@@ -32,7 +32,7 @@ from isomorph.backends.jax.decoding import Steps
 from isomorph.backends.jax.engine_decoding import EngineSteps
 from isomorph.backends.jax.engine_weights import Held, Kept, collect, made_of
 from isomorph.backends.jax.writer import JaxWriter
-from isomorph.backends.memory import Uses, in_large_pages
+from isomorph.backends.large_pages import Uses, in_large_pages
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.derived import Weight

@@ -24,7 +24,7 @@ from isomorph.backends.engine import (
     defined,
     tables_read,
 )
-from isomorph.backends.memory import Uses
+from isomorph.backends.large_pages import Uses
 from isomorph.backends.torch import primitives
 from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.store import Store

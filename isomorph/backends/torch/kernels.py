@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from isomorph.backends.memory import in_large_pages
+from isomorph.backends.large_pages import in_large_pages
 
 Tensor = torch.Tensor
 
@@ -96,7 +96,7 @@ def _wrong(kernels: OneDNN) -> str:
 
 
 def keep_at_hand(weight: Tensor) -> None:
-    """Let a weight be read faster; see :func:`isomorph.backends.memory.in_large_pages`."""
+    """Let a weight be read faster; see :func:`isomorph.backends.large_pages.in_large_pages`."""
     if weight.is_mkldnn:
         with suppress(AttributeError, RuntimeError):  # these operators are not public either
             in_large_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))

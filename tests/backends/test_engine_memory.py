@@ -17,7 +17,7 @@ jax = pytest.importorskip("jax")
 from flax import nnx  # noqa: E402
 
 from isomorph.backends.jax.engine import LARGEST  # noqa: E402
-from isomorph.engine.layout import decoding_layout  # noqa: E402
+from isomorph.generation.decoding_layout import decoding_layout  # noqa: E402
 
 GPT = (
     'ids = input("B", "T", dtype="int64")\nembedding(9, 8)\npos_embed(32)\n'

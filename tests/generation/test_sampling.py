@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.engine.sampling import Chooser
-from isomorph.engine.settings import GenerationSettings
+from isomorph.generation.sampling import Chooser
+from isomorph.generation.settings import GenerationSettings
 
 # ln of 1, 2, 4, 8 : probabilities 1/15, 2/15, 4/15, 8/15
 SCORES = np.log([[1.0, 2.0, 4.0, 8.0]])

@@ -10,8 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from isomorph.engine.text_stream import ByteStream, PieceStream, TextStream, text_of
 from isomorph.errors import IsomorphError, shorten
+from isomorph.generation.text_stream import ByteStream, PieceStream, TextStream, text_of
 from isomorph.paths import TOKENIZER
 
 _BYTES = 256

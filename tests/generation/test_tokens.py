@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import isomorph as iso
-from isomorph.engine.text_stream import added
-from isomorph.engine.tokens import Bytes, open_tokenizer
+from isomorph.generation.text_stream import added
+from isomorph.generation.tokens import Bytes, open_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 LOWER_BLOCK = "\N{LOWER ONE EIGHTH BLOCK}"

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from isomorph.backends.decoding import Array, DecodingBackend, Layout
-from isomorph.engine.layout import decoding_layout
-from isomorph.engine.models import part_of_backend
-from isomorph.engine.sampling import Chooser
-from isomorph.engine.settings import GenerationSettings, Options, check_count, unfollowed_text
+from isomorph.backends.models import part_of_backend
 from isomorph.errors import IsomorphError, shorten
+from isomorph.generation.decoding_layout import decoding_layout
+from isomorph.generation.sampling import Chooser
+from isomorph.generation.settings import GenerationSettings, Options, check_count, unfollowed_text
 
 PREFILL_CHUNK = 512
 """How many positions of a prompt are computed at a time."""

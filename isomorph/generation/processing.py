@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from isomorph.engine.settings import GenerationSettings
 from isomorph.errors import IsomorphError
+from isomorph.generation.settings import GenerationSettings
 
 Array = np.ndarray[Any, Any]
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 from isomorph.backends.decoding import Layout, Narrowing
 from isomorph.backends.trace.program import Program
 from isomorph.dimensions import Affine, show_shape, symbols_of
-from isomorph.engine.following import LENGTHS, Followed, probed, sizes_of, unfit
 from isomorph.errors import IsomorphError
+from isomorph.generation.positions import LENGTHS, Followed, probed, sizes_of, unfit
 from isomorph.plan import Node, Plan
 
 _INTEGERS = ("int64", "int32")

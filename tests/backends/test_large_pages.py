@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.backends import memory
+from isomorph.backends import large_pages
 
 PAGE = 1 << 21
 
@@ -22,7 +22,7 @@ def asked(monkeypatch):
         found.setdefault(advice, []).append((start, length))
         return 0
 
-    monkeypatch.setattr(memory, "_madvise", lambda: advise)
+    monkeypatch.setattr(large_pages, "_madvise", lambda: advise)
     return found
 
 
@@ -38,35 +38,35 @@ def asked(monkeypatch):
     ],
 )
 def test_whole_pages_around_the_memory(asked, start, size, whole):
-    memory.in_large_pages(start, size)
+    large_pages.in_large_pages(start, size)
     assert asked == ({14: whole, 25: whole} if whole else {})
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system knows no large pages")
 def test_the_advice_is_the_systems():
-    assert mmap.MADV_HUGEPAGE == memory._HUGEPAGE
+    assert mmap.MADV_HUGEPAGE == large_pages._HUGEPAGE
 
 
 def test_values_stay():
     array = np.random.default_rng(0).random(PAGE)
     before = array.copy()
-    memory.in_large_pages(array.ctypes.data, array.nbytes)
+    large_pages.in_large_pages(array.ctypes.data, array.nbytes)
     assert np.array_equal(array, before)
 
 
 @pytest.fixture
 def known():
     """What the system can is looked at anew, before and after."""
-    memory._madvise.cache_clear()
+    large_pages._madvise.cache_clear()
     yield
-    memory._madvise.cache_clear()
+    large_pages._madvise.cache_clear()
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_other_systems_are_not_asked(monkeypatch, known, platform):
     monkeypatch.setattr("sys.platform", platform)
-    memory.in_large_pages(PAGE, PAGE)  # an address that is nobody's
-    assert memory._madvise() is None
+    large_pages.in_large_pages(PAGE, PAGE)  # an address that is nobody's
+    assert large_pages._madvise() is None
 
 
 @pytest.mark.parametrize("setting", ["always madvise [never]\n", None])
@@ -75,14 +75,14 @@ def test_an_administrator_may_want_none(monkeypatch, known, tmp_path, setting):
     if setting is not None:
         path.write_text(setting)
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(memory, "_SETTING", path)
-    assert memory._madvise() is None
+    monkeypatch.setattr(large_pages, "_SETTING", path)
+    assert large_pages._madvise() is None
 
 
 @pytest.mark.parametrize("framework", ["torch", "nnx"])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_prepared_model_that_generates_much_asks_once(asked, monkeypatch, framework, dtype):
-    monkeypatch.setattr(memory, "PAYS", 5)
+    monkeypatch.setattr(large_pages, "PAYS", 5)
     if framework == "torch":
         from isomorph.backends.torch import kernels
 
@@ -106,6 +106,6 @@ def test_a_prepared_model_that_generates_much_asks_once(asked, monkeypatch, fram
 
 
 def test_it_pays_once(monkeypatch):
-    monkeypatch.setattr(memory, "PAYS", 3)
-    uses = memory.Uses()
+    monkeypatch.setattr(large_pages, "PAYS", 3)
+    uses = large_pages.Uses()
     assert [uses.pays() for _ in range(6)] == [False, False, True, False, False, False]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.engine.generation import backend_of, read_prompt
-from isomorph.engine.layout import decoding_layout
+from isomorph.generation.decoding_layout import decoding_layout
+from isomorph.generation.generate import backend_of, read_prompt
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -683,7 +683,7 @@ def test_features_that_depend_on_symbols_by_arithmetic(models):
 @pytest.mark.parametrize("kind", ["torch", "nnx", "prepared torch"])
 def test_memory_grows_with_the_text(network, models, kind, monkeypatch):
     from isomorph.backends.jax import decoding
-    from isomorph.engine import generation
+    from isomorph.generation import generate as generation
 
     plan, weights = network("window")
     expected = iso.generate(iso.torch.build(plan, weights), [[3, 1, 4], [1, 5, 9, 2, 6]], 40)
@@ -697,7 +697,7 @@ def test_memory_grows_with_the_text(network, models, kind, monkeypatch):
 def test_memory_of_half_precision_grows_too(network, models, kind, monkeypatch):
     """PyTorch keeps it in float32 on the CPU, also beside padding and behind a window."""
     from isomorph.backends.torch.decoding import TorchMemory
-    from isomorph.engine import generation
+    from isomorph.generation import generate as generation
 
     dtypes = set()
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from isomorph.engine.processing import processors
-from isomorph.engine.settings import GenerationSettings, RowSeed
 from isomorph.errors import IsomorphError
+from isomorph.generation.processing import processors
+from isomorph.generation.settings import GenerationSettings, RowSeed
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.engine.generation import backend_of, read_prompt
-from isomorph.engine.layout import decoding_layout
+from isomorph.generation.decoding_layout import decoding_layout
+from isomorph.generation.generate import backend_of, read_prompt
 from isomorph.operators.declare import Operator, operator
 from isomorph.testing import order_one_weights
 

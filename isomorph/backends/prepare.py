@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from isomorph.engine.models import part_of_backend
+from isomorph.backends.models import part_of_backend
 from isomorph.errors import IsomorphError, shorten
 
 DTYPES = {

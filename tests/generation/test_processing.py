@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.engine.processing import processors
-from isomorph.engine.sampling import Chooser, draw
-from isomorph.engine.settings import NAMES, GenerationSettings, Options
+from isomorph.generation.processing import processors
+from isomorph.generation.sampling import Chooser, draw
+from isomorph.generation.settings import NAMES, GenerationSettings, Options
 
 V = 11
 ROWS = [[3, 1, 4, 1, 5, 3, 1], [2, 7, 1, 8, 2, 7], [9, 9, 9]]
