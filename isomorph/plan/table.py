@@ -65,9 +65,9 @@ def is_chain(plan: ResolvedGraph) -> bool:
 def _inputs(plan: ResolvedGraph, node: Node, chain: bool) -> str:
     parts = []
     for port, value in node.inputs:
-        held = plan.values[value]
-        source = "" if chain else f"{held.source}:"
-        parts.append(f"{port}={source}{show_shape(held.shape)}")
+        tensor = plan.values[value]
+        source = "" if chain else f"{tensor.source}:"
+        parts.append(f"{port}={source}{show_shape(tensor.shape)}")
     return ", ".join(parts)
 
 

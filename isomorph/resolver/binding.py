@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from isomorph.errors import IsomorphError, shorten
 from isomorph.language.graph import Reference
-from isomorph.resolver import story
-
-if TYPE_CHECKING:
-    from isomorph.resolver.resolution import Draft, Resolution
+from isomorph.resolver.origins import source_of
+from isomorph.resolver.state import Draft, State
 
 
-def bind_arguments(resolution: Resolution, draft: Draft) -> tuple[int, dict[str, Any]]:
+def bind_arguments(state: State, draft: Draft) -> tuple[int, dict[str, Any]]:
     """Complete, checked arguments and a number that is equal for equal ones."""
     call, operator = draft.call, draft.operator
     given = call.arguments
@@ -22,14 +20,14 @@ def bind_arguments(resolution: Resolution, draft: Draft) -> tuple[int, dict[str,
         tuple(map(type, keywords.values())),
     )  # fmt: skip
     try:
-        found = resolution.known_arguments.get(key)
+        numbered = state.known_arguments.get(key)
     except TypeError:  # a list or dictionary among the values; refused below with its place
-        key, found = None, None
-    if found is None:
-        found = len(resolution.known_arguments), operator.complete(named_arguments(draft))
+        key, numbered = None, None
+    if numbered is None:
+        numbered = len(state.known_arguments), operator.complete(named_arguments(draft))
         if key is not None:
-            resolution.known_arguments[key] = found
-    return found
+            state.known_arguments[key] = numbered
+    return numbered
 
 
 def named_arguments(draft: Draft) -> dict[str, Any]:
@@ -69,21 +67,21 @@ def named_arguments(draft: Draft) -> dict[str, Any]:
     return named
 
 
-def bind_tensors(resolution: Resolution, draft: Draft) -> None:
+def bind_tensors(state: State, draft: Draft) -> None:
     """Find the value for every input port; E_BINDING says which tensors an operator takes."""
     call, ports = draft.call, draft.operator.signature.inputs
     if len(ports) == 1 and not call.inputs and not call.keyword_inputs and not ports[0].variadic:
         reference = call.current
         if reference is None:
             raise no_current(draft)
-        draft.inputs.append((ports[0].name, value_of(resolution, draft, reference, None)))
-        check_port_dtype(resolution, draft, ports[0], draft.inputs[0][1])
+        draft.inputs.append((ports[0].name, value_of(state, draft, reference, None)))
+        check_port_dtype(state, draft, ports[0], draft.inputs[0][1])
         return
     given = assign_tensors(draft, ports)
     for port, reference, place in given:
-        value = value_of(resolution, draft, reference, place)
+        value = value_of(state, draft, reference, place)
         draft.inputs.append((port if isinstance(port, str) else port.name, value))
-        check_port_dtype(resolution, draft, ports[0] if isinstance(port, str) else port, value)
+        check_port_dtype(state, draft, ports[0] if isinstance(port, str) else port, value)
 
 
 def assign_tensors(draft: Draft, ports: Any) -> list[tuple[Any, Reference, Any]]:
@@ -138,27 +136,27 @@ def no_current(draft: Draft) -> IsomorphError:
     )  # fmt: skip
 
 
-def value_of(resolution: Resolution, draft: Draft | None, reference: Reference, place: Any) -> int:
+def value_of(state: State, draft: Draft | None, reference: Reference, place: Any) -> int:
     call, output = reference
     if call < 0:
         return output or 0
-    made = resolution.drafts[call]
+    producer = state.drafts[call]
     if output is None:
-        if len(made.outputs) > 1:
-            ports = [port.name for port in made.operator.signature.outputs]
+        if len(producer.outputs) > 1:
+            ports = [port.name for port in producer.operator.signature.outputs]
             raise IsomorphError(
                 "E_BINDING",
-                f"{made.name} ({made.operator.name}) has several outputs, so none of them is current",
-                (draft or made).locate(place),
-                [f"name them: {', '.join(ports)} = {made.operator.name}(...)"],
+                f"{producer.name} ({producer.operator.name}) has several outputs, so none of them is current",
+                (draft or producer).locate(place),
+                [f"name them: {', '.join(ports)} = {producer.operator.name}(...)"],
             )
         output = 0
-    return made.outputs[output]
+    return producer.outputs[output]
 
 
-def check_port_dtype(resolution: Resolution, draft: Draft, port: Any, value: int) -> None:
-    dtype = resolution.dtypes[value]
-    expected = resolution.dtype if port.dtype == "compute" else port.dtype
+def check_port_dtype(state: State, draft: Draft, port: Any, value: int) -> None:
+    dtype = state.dtypes[value]
+    expected = state.dtype if port.dtype == "compute" else port.dtype
     if dtype == expected or (expected == "int64" and dtype == "int32"):
         return
     hint = {
@@ -171,7 +169,7 @@ def check_port_dtype(resolution: Resolution, draft: Draft, port: Any, value: int
         hint = f'declare the input as {expected}, or resolve with dtype="{dtype}"'
     raise IsomorphError(
         "E_DTYPE",
-        f"{draft.operator.name}: input {port.name} must be {expected}, {story.source_of(resolution, value)} is {dtype}",
+        f"{draft.operator.name}: input {port.name} must be {expected}, {source_of(state, value)} is {dtype}",
         draft.locate(),
         [hint] if hint else [],
     )

@@ -105,12 +105,12 @@ def _dimension(dimension: Any, where: str, largest: int, location: Location | No
         return dimension
     if isinstance(dimension, str) and len(dimension) <= 100:
         try:
-            found = parse_dimension(dimension)
+            size = parse_dimension(dimension)
         except ValueError:
-            found = None
-        if isinstance(found, Affine) and all(c > 0 for _, c in found.terms) and dimension.lstrip()[0] != "+":
-            _check_symbolic(found, dimension, where, largest, location)
-            return found
+            size = None
+        if isinstance(size, Affine) and all(c > 0 for _, c in size.terms) and dimension.lstrip()[0] != "+":
+            _check_symbolic(size, dimension, where, largest, location)
+            return size
     raise IsomorphError(
         "E_ARGUMENT",
         f'{where}: a size is a positive int or a symbol such as "B" or "2*T+1", got {shorten(dimension)}',
@@ -180,3 +180,57 @@ def merge(kind: str, stated: list[Declared], given: list[Declared]) -> list[Decl
                 ["leave one of the two out, or make them equal"],
             )
     return stated
+
+
+def read_inputs(
+    stated: list[Contract], given: list[Contract], dtype: str, input_dtype: Any, largest: int
+) -> tuple[list[Declared], bool]:
+    """The inputs of the text and of the caller with names and dtypes, and whether they have names of their own."""
+    merged = merge("input", _declared("input", stated, largest), _declared("input", given, largest))
+    if not merged:
+        raise IsomorphError(
+            "E_BINDING", "no input is declared",
+            hints=['pass input=("B", 8, 32), or begin the definition with input("B", 8, 32)'],
+        )  # fmt: skip
+    named = len(merged) > 1 or merged[0].name not in ("", "x") or any(c.name for c in given)
+    dtypes = _input_dtypes([one.name or "x" for one in merged], input_dtype)
+    declared = []
+    for one in merged:
+        name = one.name or "x"
+        asked, written = dtypes.get(name), one.dtype
+        if written is not None:
+            check_input_dtype(written, one.location)
+        if asked and written and asked != written:
+            raise IsomorphError(
+                "E_DTYPE", f"input {name}: the definition says {written}, the call says {asked}", one.location,
+                ["leave one of the two out, or make them equal"],
+            )  # fmt: skip
+        declared.append(one._replace(name=name, dtype=asked or written or dtype))
+    check_optional(declared)
+    return declared, named
+
+
+def _input_dtypes(names: list[str], input_dtype: Any) -> dict[str, str]:
+    if input_dtype is None:
+        return {}
+    if not isinstance(input_dtype, Mapping):
+        return dict.fromkeys(names, check_input_dtype(input_dtype))
+    for name in input_dtype:
+        if name not in names:
+            raise IsomorphError(
+                "E_BINDING",
+                f"input_dtype names {shorten(name)}, which is no input; inputs: {', '.join(names)}",
+            )
+    return {name: check_input_dtype(dtype) for name, dtype in input_dtype.items()}
+
+
+def read_outputs(stated: list[Contract], output: Any, largest: int) -> list[Declared]:
+    """The outputs of the text and of the caller."""
+    given = _declared("output", given_contracts("output", output), largest)
+    return merge("output", _declared("output", stated, largest), given)
+
+
+def _declared(kind: str, contracts: list[Contract], largest: int) -> list[Declared]:
+    return [
+        Declared(c.name, read_shape(c, kind, largest), c.dtype, c.location, c.optional) for c in contracts
+    ]

@@ -384,15 +384,15 @@ class Domains:
 
     def divisors(self, number: int) -> list[int]:
         """All divisors, unordered; by trial division, which is charged before it is done."""
-        found = self._divisors.get(number)
-        if found is None:
+        divisors = self._divisors.get(number)
+        if divisors is None:
             self.budget.spend(1 + int(isqrt(number) * STEPS_PER_DIVISION))
-            found = self._divisors[number] = _divisors_of(number)
-        return found
+            divisors = self._divisors[number] = _divisors_of(number)
+        return divisors
 
 
 def _divisors_of(number: int) -> list[int]:
-    found, rest, candidate = [1], number, 2
+    divisors, rest, candidate = [1], number, 2
     while rest > 1:
         if candidate * candidate > rest:
             candidate = rest
@@ -402,6 +402,6 @@ def _divisors_of(number: int) -> list[int]:
             power *= candidate
             powers.append(power)
         if power > 1:
-            found = [d * p for d in found for p in powers]
+            divisors = [d * p for d in divisors for p in powers]
         candidate += 1 if candidate == 2 else 2
-    return found
+    return divisors

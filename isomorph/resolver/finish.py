@@ -1,89 +1,61 @@
-"""The last steps of resolving: open ranks, instances, parameters, bindings, and the plan itself."""
+"""The last steps of resolving: instances, parameters, bindings, and the plan itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from isomorph import initializers
-from isomorph.dimensions import Affine, Symbol
+from isomorph.dimensions import Symbol
 from isomorph.errors import IsomorphError, did_you_mean, nearest, shorten
 from isomorph.language.graph import Contract
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.resolver import story
 from isomorph.resolver.resolved import DTYPE_BYTES, Bound, Node, ResolvedGraph, Value
-from isomorph.resolver.solver import Clash, OpenShape
-
-if TYPE_CHECKING:
-    from isomorph.resolver.resolution import Draft, Resolution
+from isomorph.resolver.solver import OpenShape
+from isomorph.resolver.state import Draft, State
 
 _EMPTY: dict[str, Any] = {}
 
 
-def settle(resolution: Resolution, shape: OpenShape) -> None:
-    """Close an open shape where only one rank fits what is known."""
-    solver = resolution.solver
-    solver.owner = shape.owner
-    count = solver.value(shape.count)
-    given = solver.product(shape.prefix[1:])
-    fewest = len(shape.prefix)
-    possible = shape.possible_ranks(solver.budget)
-    if type(count) is int and type(given) is int:
-        if count % given:
-            raise Clash(count, given, f"{count} elements are not a multiple of {given}")
-        if count == given and (possible is None or fewest in possible):
-            solver.close(shape, fewest)
-            return
-        fewest += count != given
-    elif count != given and not (isinstance(count, Affine) and count.is_open):
-        fewest += 1
-    ranks = [rank for rank in sorted(possible or ()) if rank >= fewest]
-    if len(ranks) == 1:
-        solver.close(shape, ranks[0])
-
-
-def finish(
-    resolution: Resolution, outputs: list[tuple[str, int]], definition: Callable[..., str]
-) -> ResolvedGraph:
+def finish(state: State, outputs: list[tuple[str, int]], definition: Callable[..., str]) -> ResolvedGraph:
     """Everything is solved: check what only a whole plan can break and build it."""
-    shapes = _closed_shapes(resolution)
-    _check_reachable(resolution, outputs)
-    nodes = _nodes(resolution, shapes)
-    _check_ties(resolution, nodes)
+    shapes = _closed_shapes(state)
+    _check_reachable(state, outputs)
+    nodes = _nodes(state, shapes)
+    _check_ties(state, nodes)
     resolved = ResolvedGraph(
-        dtype=resolution.dtype,
-        values=_values(resolution, nodes, shapes),
-        inputs=tuple((one.name, i) for i, one in enumerate(resolution.input_contracts)),
+        dtype=state.dtype,
+        values=_values(state, nodes, shapes),
+        inputs=tuple((one.name, i) for i, one in enumerate(state.input_contracts)),
         outputs=tuple(outputs),
         nodes=nodes,
-        bounds=_bounds(resolution),
-        definition=definition(_input_statements(resolution), _output_statements(resolution, outputs, shapes)),
-        named_inputs=resolution.named_inputs,
-        optional=tuple(one.name for one in resolution.input_contracts if one.optional),
+        bounds=_bounds(state),
+        definition=definition(_input_statements(state), _output_statements(state, outputs, shapes)),
+        named_inputs=state.named_inputs,
+        optional=tuple(one.name for one in state.input_contracts if one.optional),
     )
-    _check_parameter_bytes(resolution, resolved)
+    _check_parameter_bytes(state, resolved)
     return resolved
 
 
-def _input_statements(resolution: Resolution) -> list[Contract]:
-    named = resolution.named_inputs
+def _input_statements(state: State) -> list[Contract]:
+    named = state.named_inputs
     return [
         Contract(
             one.name if named else "",
             _written(one.shape),
-            None if one.dtype == resolution.dtype else one.dtype,
+            None if one.dtype == state.dtype else one.dtype,
             optional=one.optional,
         )
-        for one in resolution.input_contracts
+        for one in state.input_contracts
     ]
 
 
-def _output_statements(
-    resolution: Resolution, outputs: list[tuple[str, int]], shapes: list[Any]
-) -> list[Contract]:
-    if resolution.output_contracts:
-        return [Contract(one.name, _written(one.shape)) for one in resolution.output_contracts]
-    if resolution.graph.returned is None:
+def _output_statements(state: State, outputs: list[tuple[str, int]], shapes: list[Any]) -> list[Contract]:
+    if state.output_contracts:
+        return [Contract(one.name, _written(one.shape)) for one in state.output_contracts]
+    if state.graph.returned is None:
         return []  # what the last call has several of is known without saying so
     return [Contract(name, _written(shapes[value])) for name, value in outputs if name]
 
@@ -92,12 +64,12 @@ def _written(shape: tuple[Any, ...]) -> tuple[int | str, ...]:
     return tuple(size if type(size) is int else repr(size) for size in shape)
 
 
-def _closed_shapes(resolution: Resolution) -> list[tuple[Any, ...]]:
+def _closed_shapes(state: State) -> list[tuple[Any, ...]]:
     """Every tensor's shape with the unknowns put in; the open ones stay, for the story of an error."""
-    solver = resolution.solver
+    solver = state.solver
     known: dict[Any, tuple[Any, ...]] = {}
-    found = []
-    for shape in resolution.shapes:
+    shapes = []
+    for shape in state.shapes:
         if type(shape) is OpenShape:
             shape = shape.closed or ()
         if solver.unknowns:
@@ -105,16 +77,16 @@ def _closed_shapes(resolution: Resolution) -> list[tuple[Any, ...]]:
             if closed is None:
                 closed = known[shape] = solver.values(shape)
             shape = closed
-        found.append(shape)
-    return found
+        shapes.append(shape)
+    return shapes
 
 
-def _check_reachable(resolution: Resolution, outputs: list[tuple[str, int]]) -> None:
+def _check_reachable(state: State, outputs: list[tuple[str, int]]) -> None:
     """Every node must reach an output and every input must be read."""
-    needed = [False] * len(resolution.shapes)
+    needed = [False] * len(state.shapes)
     for _, value in outputs:
         needed[value] = True
-    for draft in reversed(resolution.drafts):
+    for draft in reversed(state.drafts):
         if any(needed[value] for value in draft.outputs):
             for _, value in draft.inputs:
                 needed[value] = True
@@ -125,7 +97,7 @@ def _check_reachable(resolution: Resolution, outputs: list[tuple[str, int]]) -> 
                 draft.locate(),
                 ["use its result, publish it with output(...), or remove the call"],
             )
-    for i, one in enumerate(resolution.input_contracts):
+    for i, one in enumerate(state.input_contracts):
         if not needed[i]:
             raise IsomorphError(
                 "E_BINDING", f"input {one.name} is never read", one.location,
@@ -133,7 +105,7 @@ def _check_reachable(resolution: Resolution, outputs: list[tuple[str, int]]) -> 
             )  # fmt: skip
 
 
-def _instance(resolution: Resolution, draft: Draft, shapes: list[Any]) -> Operator:
+def _instance(state: State, draft: Draft, shapes: list[Any]) -> Operator:
     """The operator of a draft with every size known; a symbol may size nothing."""
     arguments = draft.arguments
     if draft.operator.settle is not None:
@@ -144,20 +116,20 @@ def _instance(resolution: Resolution, draft: Draft, shapes: list[Any]) -> Operat
         )
     elif draft.instance is not None:
         return draft.instance
-    resolution.solver.owner = draft.index
-    sizes = {name: resolution.solver.value(draft.sizes[name]) for name in draft.operator.sizing}
+    state.solver.owner = draft.index
+    sizes = {name: state.solver.value(draft.sizes[name]) for name in draft.operator.sizing}
     for name, size in sizes.items():
         if type(size) is not int:
-            raise story.symbolic_size_error(resolution, draft, name, size)
+            raise story.symbolic_size_error(state, draft, name, size)
     return draft.operator.bind(arguments, sizes)
 
 
-def _nodes(resolution: Resolution, shapes: list[Any]) -> tuple[Node, ...]:
+def _nodes(state: State, shapes: list[Any]) -> tuple[Node, ...]:
     nodes = []
-    for draft in resolution.drafts:
+    for draft in state.drafts:
         call = draft.call
-        operator = _instance(resolution, draft, shapes)
-        resolution.solver.owner = draft.index
+        operator = _instance(state, draft, shapes)
+        state.solver.owner = draft.index
         _ = operator.parameter_count  # makes its children now, so that what they refuse has a place
         init, trainable, tie = _EMPTY, _EMPTY, _EMPTY
         if call.init is not None or call.trainable is not None or call.tie is not None:
@@ -169,19 +141,19 @@ def _nodes(resolution: Resolution, shapes: list[Any]) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def _values(resolution: Resolution, nodes: tuple[Node, ...], shapes: list[Any]) -> tuple[Value, ...]:
-    found = []
-    for value, (call, output) in enumerate(resolution.producers):
+def _values(state: State, nodes: tuple[Node, ...], shapes: list[Any]) -> tuple[Value, ...]:
+    values = []
+    for value, (call, output) in enumerate(state.producers):
         if call < 0:
-            name = resolution.input_contracts[output].name
-            source = name if resolution.named_inputs else "input"
-            found.append(Value(source, shapes[value], resolution.dtypes[value], -1, name))
+            name = state.input_contracts[output].name
+            source = name if state.named_inputs else "input"
+            values.append(Value(source, shapes[value], state.dtypes[value], -1, name))
         else:
             ports = nodes[call].operator.signature.outputs
             port = ports[output].name
             source = f"{nodes[call].name}.{port}" if len(ports) > 1 else nodes[call].name
-            found.append(Value(source, shapes[value], resolution.dtype, call, port))
-    return tuple(found)
+            values.append(Value(source, shapes[value], state.dtype, call, port))
+    return tuple(values)
 
 
 # -- what a call says of its parameters ----------------------------------------------------------
@@ -196,7 +168,7 @@ def _unknown_path(draft: Draft, what: str, path: Any, known: Any) -> IsomorphErr
 
 
 def _init(draft: Draft, operator: Operator) -> dict[str, initializers.Initializer]:
-    found: dict[str, initializers.Initializer] = {}
+    initials: dict[str, initializers.Initializer] = {}
     tied = draft.call.tie or {}
     for path, written in (draft.call.init or {}).items():
         spec = operator.all_parameters.get(path)
@@ -221,8 +193,8 @@ def _init(draft: Draft, operator: Operator) -> dict[str, initializers.Initialize
                 f"init of {path}: it is tied to {tied[path]}, whose init it takes",
                 draft.locate("init"),
             )
-        found[path] = initial
-    return found
+        initials[path] = initial
+    return initials
 
 
 def _initializer(written: Any) -> initializers.Initializer:
@@ -288,35 +260,35 @@ def _tie(draft: Draft, operator: Operator) -> dict[str, str]:
     return dict(draft.call.tie or {})
 
 
-def _check_ties(resolution: Resolution, nodes: tuple[Node, ...]) -> None:
+def _check_ties(state: State, nodes: tuple[Node, ...]) -> None:
     tying = [node for node in nodes if node.tie]
     if not tying:
         return
     by_name = {node.name: node for node in nodes}
     for node in tying:
-        draft = resolution.drafts[node.index]
+        draft = state.drafts[node.index]
         for path, owner in node.tie.items():
             name, _, inner = owner.partition(".")
-            held = by_name.get(name)
-            spec = held.operator.all_parameters.get(inner) if held else None
-            if held is None or spec is None:
-                likely = [held] if held else [by_name[other] for other in nearest(name, by_name)]
+            owning = by_name.get(name)
+            spec = owning.operator.all_parameters.get(inner) if owning else None
+            if owning is None or spec is None:
+                likely = [owning] if owning else [by_name[other] for other in nearest(name, by_name)]
                 known = [f"{n.name}.{p}" for n in likely for p in n.operator.all_parameters]
                 raise IsomorphError(
                     "E_ARGUMENT", f"tie of {path}: there is no parameter {shorten(owner)}", draft.locate("tie"),
                     did_you_mean(owner, known),
                 )  # fmt: skip
-            if held is node and inner == path:
+            if owning is node and inner == path:
                 raise IsomorphError(
                     "E_ARGUMENT", f"tie of {path}: a parameter cannot be tied to itself", draft.locate("tie")
                 )
-            if inner in held.tie:
-                ring = held.tie[inner] == f"{node.name}.{path}"
+            if inner in owning.tie:
+                ring = owning.tie[inner] == f"{node.name}.{path}"
                 raise IsomorphError(
                     "E_ARGUMENT",
-                    f"tie of {path}: {owner} is itself tied to {held.tie[inner]}",
+                    f"tie of {path}: {owner} is itself tied to {owning.tie[inner]}",
                     draft.locate("tie"),
-                    ["one of the two must hold the parameter" if ring else f"tie it to {held.tie[inner]}"],
+                    ["one of the two must hold the parameter" if ring else f"tie it to {owning.tie[inner]}"],
                 )
             own = node.operator.all_parameters[path].shape
             if own != spec.shape:
@@ -340,30 +312,30 @@ class _Rule(NamedTuple):
     high: int | None = None
 
 
-def _bounds(resolution: Resolution) -> dict[str, Bound]:
+def _bounds(state: State) -> dict[str, Bound]:
     """What each symbol may be so that every stated bound holds."""
-    solver = resolution.solver
+    solver = state.solver
     rules = []
-    for draft in resolution.drafts:
+    for draft in state.drafts:
         for name, argument in draft.operator.bounds.items():
             limit, size = draft.arguments[argument], solver.value(draft.sizes[name])
             solver.owner = draft.index
             draft.check_bound(name, size)
             rules.append(_Rule(draft, size, f"at most {limit}", high=limit))
     for dim, minimum, owner in solver.minimums:
-        rules.append(_Rule(resolution.drafts[owner], solver.value(dim), f"at least {minimum}", low=minimum))
-    found: dict[str, Bound] = {}
+        rules.append(_Rule(state.drafts[owner], solver.value(dim), f"at least {minimum}", low=minimum))
+    bounds: dict[str, Bound] = {}
     sources: dict[str, list[str]] = {}
     for rule in rules:
         solver.owner = rule.draft.index
         if type(rule.size) is not int:
-            _narrow(found, sources, rule)
+            _narrow(bounds, sources, rule)
         elif rule.low is not None and rule.size < rule.low:
             raise Conflict(f"a size would have to be {rule.text}, it is {rule.size}")
-    return found
+    return bounds
 
 
-def _narrow(found: dict[str, Bound], sources: dict[str, list[str]], rule: _Rule) -> None:
+def _narrow(bounds: dict[str, Bound], sources: dict[str, list[str]], rule: _Rule) -> None:
     """Turn a bound on ``c * symbol + k`` into one on the symbol."""
     size = rule.size
     if len(size.terms) != 1 or not isinstance(size.terms[0][0], Symbol) or size.terms[0][1] < 0:
@@ -373,8 +345,8 @@ def _narrow(found: dict[str, Bound], sources: dict[str, list[str]], rule: _Rule)
             hints=("give numbers for all but one of its symbols",),
         )
     (variable, c), k = size.terms[0], size.constant
-    held = found.get(variable.name, Bound())
-    lowest, highest = held
+    before = bounds.get(variable.name, Bound())
+    lowest, highest = before
     if rule.low is not None:
         lowest = max(lowest, -((k - rule.low) // c))
     if rule.high is not None:
@@ -388,11 +360,11 @@ def _narrow(found: dict[str, Bound], sources: dict[str, list[str]], rule: _Rule)
         raise Conflict(
             f"{variable.name} would have to be at least {lowest} and at most {highest}", hints=tuple(said)
         )
-    found[variable.name] = Bound(lowest, highest)
+    bounds[variable.name] = Bound(lowest, highest)
 
 
-def _check_parameter_bytes(resolution: Resolution, resolved: ResolvedGraph) -> None:
-    limit = resolution.limits["max_parameter_bytes"]
+def _check_parameter_bytes(state: State, resolved: ResolvedGraph) -> None:
+    limit = state.limits["max_parameter_bytes"]
     size = resolved.parameter_count * DTYPE_BYTES[resolved.dtype]
     if size <= limit:
         return

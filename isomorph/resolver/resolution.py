@@ -1,20 +1,21 @@
-"""The state of resolving one graph, and the pass over its calls."""
+"""The pass over the calls of a graph, and what follows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from isomorph.errors import IsomorphError, shorten
+from isomorph.errors import IsomorphError
 from isomorph.language.graph import Call, Contract, Graph, Reference
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.resolver import binding, contracts, finish, ranks, story
-from isomorph.resolver.budget import Budget, Exhausted
+from isomorph.resolver.budget import Exhausted
 from isomorph.resolver.resolved import ResolvedGraph
 from isomorph.resolver.search import Check, Multiple, NoSolution, Several, Undetermined, search
 from isomorph.resolver.shapes import AxisClash, RankClash, match, produce
-from isomorph.resolver.solver import Clash, OpenShape, Solver
+from isomorph.resolver.solver import Clash, OpenShape
+from isomorph.resolver.state import Draft, State
 
 CONFLICTS = (Conflict, Clash, AxisClash, RankClash, NoSolution, Several, Undetermined, Exhausted)
 
@@ -22,42 +23,8 @@ FREE_TERMS = 4
 """Terms of one size that cost nothing."""
 
 
-class Draft:
-    """An operator call on its way to becoming a node."""
-
-    __slots__ = (
-        "arguments", "call", "index", "inputs", "instance", "operator", "outputs", "signature_key", "sizes",
-    )  # fmt: skip
-
-    def __init__(self, index: int, call: Call, operator: type[Operator]) -> None:
-        self.index, self.call, self.operator = index, call, operator
-        self.inputs: list[tuple[str, int]] = []
-        self.outputs: tuple[int, ...] = ()
-        self.arguments: dict[str, Any] = {}
-        self.signature_key: int = 0
-        self.sizes: dict[str, Any] = {}
-        self.instance: Operator | None = None
-
-    @property
-    def name(self) -> str:
-        return self.call.name or f"n{self.index}"
-
-    def check_bound(self, name: str, size: Any) -> None:
-        """Raise Conflict when a size that is a number exceeds what the operator bounds it by."""
-        argument = self.operator.bounds[name]
-        if type(size) is int and size > self.arguments[argument]:
-            raise Conflict(
-                f"{name}={size} exceeds {argument}={self.arguments[argument]}",
-                argument=argument,
-                sizes=(name,),
-            )
-
-    def locate(self, key: Any = None) -> Any:
-        return self.call.locate(key) if self.call.locate is not None else None
-
-
-class Resolution:
-    """The state of resolving one graph."""
+class Resolution(State):
+    """The pass over the calls of one graph, and what follows it."""
 
     def __init__(
         self,
@@ -68,72 +35,11 @@ class Resolution:
         input_dtype: Any,
         limits: dict[str, int],
     ) -> None:
-        self.graph, self.limits = graph, limits
-        self.dtype = contracts.check_dtype(dtype)
-        self.solver = Solver(Budget(limits["max_search_steps"]))
-        self.drafts: list[Draft] = []
-        self.outputs: list[tuple[str, int]] = []
-        self.shapes: list[Any] = []
-        self.dtypes: list[str] = []
-        self.producers: list[tuple[int, int]] = []  # (call, output index), or (-1, input index)
-        self.known_arguments: dict[Any, tuple[int, dict[str, Any]]] = {}
+        dtype, largest = contracts.check_dtype(dtype), limits["max_dimension"]
+        inputs, named = contracts.read_inputs(graph.inputs, given, dtype, input_dtype, largest)
+        outputs = contracts.read_outputs(graph.outputs, output, largest)
+        super().__init__(graph, limits, dtype, inputs, outputs, named)
         self._applied: dict[Any, tuple[dict[str, Any], list[Any], Operator | None]] = {}
-        self.input_contracts = self._read_inputs(given, input_dtype)
-        self.output_contracts = self._read_outputs(output)
-
-    # -- contracts -----------------------------------------------------------------------------
-
-    def _read(self, kind: str, items: list[Contract]) -> list[contracts.Declared]:
-        largest = self.limits["max_dimension"]
-        return [
-            contracts.Declared(
-                c.name, contracts.read_shape(c, kind, largest), c.dtype, c.location, c.optional
-            )
-            for c in items
-        ]
-
-    def _read_inputs(self, given: list[Contract], input_dtype: Any) -> list[contracts.Declared]:
-        merged = contracts.merge("input", self._read("input", self.graph.inputs), self._read("input", given))
-        if not merged:
-            raise IsomorphError(
-                "E_BINDING", "no input is declared",
-                hints=['pass input=("B", 8, 32), or begin the definition with input("B", 8, 32)'],
-            )  # fmt: skip
-        self.named_inputs = len(merged) > 1 or merged[0].name not in ("", "x") or any(c.name for c in given)
-        dtypes = self._input_dtypes([one.name or "x" for one in merged], input_dtype)
-        found = []
-        for one in merged:
-            name = one.name or "x"
-            asked, stated = dtypes.get(name), one.dtype
-            if stated is not None:
-                contracts.check_input_dtype(stated, one.location)
-            if asked and stated and asked != stated:
-                raise IsomorphError(
-                    "E_DTYPE", f"input {name}: the definition says {stated}, the call says {asked}", one.location,
-                    ["leave one of the two out, or make them equal"],
-                )  # fmt: skip
-            found.append(one._replace(name=name, dtype=asked or stated or self.dtype))
-        contracts.check_optional(found)
-        for i, one in enumerate(found):
-            self._add_value(one.shape, one.dtype or self.dtype, (-1, i))
-        return found
-
-    def _input_dtypes(self, names: list[str], input_dtype: Any) -> dict[str, str]:
-        if input_dtype is None:
-            return {}
-        if not isinstance(input_dtype, Mapping):
-            return dict.fromkeys(names, contracts.check_input_dtype(input_dtype))
-        for name in input_dtype:
-            if name not in names:
-                raise IsomorphError(
-                    "E_BINDING",
-                    f"input_dtype names {shorten(name)}, which is no input; inputs: {', '.join(names)}",
-                )
-        return {name: contracts.check_input_dtype(dtype) for name, dtype in input_dtype.items()}
-
-    def _read_outputs(self, output: Any) -> list[contracts.Declared]:
-        given = self._read("output", contracts.given_contracts("output", output))
-        return contracts.merge("output", self._read("output", self.graph.outputs), given)
 
     # -- the main pass -------------------------------------------------------------------------
 
@@ -149,12 +55,6 @@ class Resolution:
             return finish.finish(self, outputs, definition)
         except CONFLICTS as conflict:
             raise story.explain(self, conflict) from None
-
-    def _add_value(self, shape: Any, dtype: str, producer: tuple[int, int]) -> int:
-        self.shapes.append(shape)
-        self.dtypes.append(dtype)
-        self.producers.append(producer)
-        return len(self.shapes) - 1
 
     def _enter(self, index: int, call: Call) -> None:
         operator = catalogue.get(call.operator)
@@ -179,7 +79,7 @@ class Resolution:
         first = len(self.shapes)
         draft.outputs = tuple(range(first, first + len(ports)))
         for i in range(len(ports)):
-            self._add_value(None, self.dtype, (index, i))
+            self.add_value(None, self.dtype, (index, i))
         self._apply(draft)
 
     # -- shapes --------------------------------------------------------------------------------
@@ -189,17 +89,17 @@ class Resolution:
         shapes = [self.shapes[value] for _, value in draft.inputs]
         if OpenShape in map(type, shapes):
             shapes = ranks.closed(shapes)
-            if OpenShape in map(type, shapes) and not ranks.fix_ranks(self, draft, shapes):
+            if OpenShape in map(type, shapes) and not ranks.fix_ranks(self, draft, shapes, self._resume):
                 return
             shapes = ranks.closed(shapes)
         key = (draft.signature_key, *shapes)
-        found = self._applied.get(key)
-        if found is None:
+        applied = self._applied.get(key)
+        if applied is None:
             before = len(self.solver.unknowns), len(self.solver.bound)
-            found = self._relate(draft, shapes)
+            applied = self._relate(draft, shapes)
             if before == (len(self.solver.unknowns), len(self.solver.bound)):
-                self._applied[key] = found
-        draft.sizes, outputs, draft.instance = found
+                self._applied[key] = applied
+        draft.sizes, outputs, draft.instance = applied
         for value, shape in zip(draft.outputs, outputs, strict=True):
             self._set_output(value, shape)
             if type(shape) is tuple:
@@ -241,23 +141,23 @@ class Resolution:
         return sizes, outputs, instance
 
     def _set_output(self, value: int, shape: Any) -> None:
-        held = self.shapes[value]
-        if held is None or held is shape:
+        promised = self.shapes[value]
+        if promised is None or promised is shape:
             self.shapes[value] = shape
             return
         # The output was promised with an open rank; what waits for it now learns the shape.
-        if type(held) is not OpenShape:
-            for one, other in zip(held, shape, strict=True):
+        if type(promised) is not OpenShape:
+            for one, other in zip(promised, shape, strict=True):
                 self.solver.equal(one, other)
             return
         if type(shape) is OpenShape:
             shape.waiting.append(lambda: self._set_output(value, shape.closed))
             return
-        axes = self.solver.close(held, len(shape))
+        axes = self.solver.close(promised, len(shape))
         for one, other in zip(axes, shape, strict=True):
             self.solver.equal(one, other)
 
-    def resume(self, draft: Draft) -> None:
+    def _resume(self, draft: Draft) -> None:
         outer, self.solver.owner = self.solver.owner, draft.index
         try:
             self._apply(draft)
@@ -286,7 +186,7 @@ class Resolution:
         before = len(self.solver.unknowns)
         for shape in self.shapes:
             if type(shape) is OpenShape and shape.closed is None and not shape.promised:
-                finish.settle(self, shape)
+                ranks.settle(self.solver, shape)
         return len(self.solver.unknowns) > before
 
     # -- outputs -------------------------------------------------------------------------------
@@ -372,7 +272,7 @@ class Resolution:
 
     def _checks(self) -> list[Check]:
         """Rules of calls whose sizes are still open, as filters for the search."""
-        found = []
+        checks = []
         for draft in self.drafts:
             for name in draft.operator.bounds:
 
@@ -380,15 +280,15 @@ class Resolution:
                     draft.check_bound(name, sizes[0])
 
                 if name in draft.sizes:  # else the call still waits for a rank
-                    found.append(Check((draft.sizes[name],), bounded, draft.index))
+                    checks.append(Check((draft.sizes[name],), bounded, draft.index))
             if draft.instance is None and draft.operator.sizing and draft.sizes:
                 dims = tuple(draft.sizes[name] for name in draft.operator.sizing)
 
                 def judge(sizes: tuple[int, ...], draft: Draft = draft) -> None:
                     draft.operator.bind(draft.arguments, dict(zip(draft.operator.sizing, sizes, strict=True)))
 
-                found.append(Check(dims, judge, draft.index))
-        return found
+                checks.append(Check(dims, judge, draft.index))
+        return checks
 
     def _multiples(self) -> list[Multiple]:
         """What is known of divisibility before any value is tried, of calls whose sizes are still open."""

@@ -26,7 +26,7 @@ from isomorph.resolver.domains import (
     is_single,
 )
 from isomorph.resolver.domains import Product as ProductFact
-from isomorph.resolver.solver import Clash, Equation, Product, Solver
+from isomorph.resolver.solver import Clash, Equation, Impossible, Product, Solver
 
 MOST_UNKNOWNS = 64
 """Unknowns in one component, after narrowing, beyond which no values are tried."""
@@ -203,14 +203,14 @@ class _Component:
         if variable is None:
             self._add_solution()
             return
-        held = list(domains.values)
-        for value in held[variable]:
+        before = list(domains.values)
+        for value in before[variable]:
             try:
                 domains.assume(variable, value)
                 self._descend()
             except Empty:
                 pass
-            domains.values = list(held)
+            domains.values = list(before)
             if len(self.solutions) > 1:
                 return
 
@@ -254,7 +254,7 @@ class _Component:
         for dim, minimum in self.minimums:
             value = self.solver.value(dim)
             if type(value) is int and value < minimum:
-                raise Clash(value, minimum, f"a size would have to be {value}")
+                raise Impossible(value, minimum, f"a size would have to be {value}")
 
     # -- the story of a failure ----------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class _Component:
         finally:
             solver.undo(0)
             solver.end()
-        return NoSolution(self.unknowns, Clash(0, 0, "no values of them agree"), solver.owner)
+        return NoSolution(self.unknowns, Impossible(0, 0, "no values of them agree"), solver.owner)
 
     def _what_it_says(self, empty: Empty) -> tuple[Clash | Conflict, int]:
         source = getattr(empty.fact, "source", None)
@@ -297,9 +297,9 @@ class _Component:
         if isinstance(source, Equation):
             return Clash(source.left, source.right), source.owner
         if isinstance(source, Product):
-            return Clash(source.total, source.total, "no sizes have this product"), source.owner
+            return Impossible(source.total, source.total, "no sizes have this product"), source.owner
         dim, minimum = source or (0, 1)  # every other sum is a minimum
-        return Clash(
+        return Impossible(
             dim, minimum, f"{self.solver.value(dim)} would have to be at least {minimum}"
         ), self.solver.owner
 
@@ -326,12 +326,12 @@ def _components(solver: Solver, checks: Sequence[Check], multiples: Sequence[Mul
         return variable
 
     def unknowns_in(dims: Iterable[Any]) -> list[Unknown]:
-        found = [
+        unknowns = [
             v for dim in map(solver.value, dims) if type(dim) is not int for v, _ in dim.terms
             if type(v) is Unknown
         ]  # fmt: skip
-        solver.budget.spend(max(0, len(found) - 1))
-        return found
+        solver.budget.spend(max(0, len(unknowns) - 1))
+        return unknowns
 
     free = [variable for variable in solver.unknowns if variable not in solver.bound]
     parent.update((variable, variable) for variable in free)
@@ -344,7 +344,7 @@ def _components(solver: Solver, checks: Sequence[Check], multiples: Sequence[Mul
     for dim, minimum in [*positive, *((d, m) for d, m, _ in solver.minimums)]:
         value = solver.value(dim)
         if type(value) is int and value < minimum:
-            raise Clash(value, minimum, f"a size would have to be {value}")
+            raise Impossible(value, minimum, f"a size would have to be {value}")
         facts.append((unknowns_in([dim]), "minimums", (dim, minimum)))
     facts += [(unknowns_in(check.dims), "checks", check) for check in checks]
     facts += [(unknowns_in([multiple.dim]), "multiples", multiple) for multiple in multiples]

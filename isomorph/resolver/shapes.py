@@ -22,12 +22,12 @@ class RankClash(Exception):
 
 
 class AxisClash(Exception):
-    """A pattern variable would have two sizes."""
+    """A pattern variable of size ``first`` would have another, ``other``, by an axis of a port."""
 
-    def __init__(self, variable: str, port: Port, axis: int, held: Any, found: Any, note: str) -> None:
+    def __init__(self, variable: str, port: Port, axis: int, first: Any, other: Any, note: str) -> None:
         super().__init__(variable)
         self.variable, self.port, self.axis = variable, port, axis
-        self.held, self.found, self.note = held, found, note
+        self.first, self.other, self.note = first, other, note
 
 
 def match(solver: Solver, port: Port, shape: tuple[Any, ...], sizes: Environment) -> None:
@@ -39,11 +39,11 @@ def match(solver: Solver, port: Port, shape: tuple[Any, ...], sizes: Environment
         if len(shape) < len(axes) - 1:
             raise RankClash(port, shape, ())
         middle = shape[position : len(shape) - after]
-        held = sizes.setdefault("...", middle)
-        if held is not middle:
-            if len(held) != len(middle):
-                raise RankClash(port, shape, (len(held) + len(axes) - 1,))
-            for i, (one, other) in enumerate(zip(held, middle, strict=True)):
+        first = sizes.setdefault("...", middle)
+        if first is not middle:
+            if len(first) != len(middle):
+                raise RankClash(port, shape, (len(first) + len(axes) - 1,))
+            for i, (one, other) in enumerate(zip(first, middle, strict=True)):
                 _equal(solver, "...", port, position + i, one, other)
         pairs = [(axes[i], i) for i in range(position)]
         pairs += [(axes[i], i - len(axes) + len(shape)) for i in range(position + 1, len(axes))]
@@ -52,35 +52,35 @@ def match(solver: Solver, port: Port, shape: tuple[Any, ...], sizes: Environment
             raise RankClash(port, shape, (len(axes),))
         pairs = list(zip(axes, range(len(axes)), strict=True))
     for variable, i in pairs:
-        found = shape[i]
-        held = sizes.get(variable)
-        if held is None:
+        size = shape[i]
+        first = sizes.get(variable)
+        if first is None:
             if variable.isdigit():
-                _equal(solver, variable, port, i, int(variable), found)
+                _equal(solver, variable, port, i, int(variable), size)
             else:
-                sizes[variable] = found
-        elif held is not found and held != found:
-            _equal(solver, variable, port, i, held, found)
+                sizes[variable] = size
+        elif first is not size and first != size:
+            _equal(solver, variable, port, i, first, size)
 
 
-def _equal(solver: Solver, variable: str, port: Port, axis: int, held: Any, found: Any) -> None:
+def _equal(solver: Solver, variable: str, port: Port, axis: int, first: Any, other: Any) -> None:
     try:
-        solver.equal(held, found)
+        solver.equal(first, other)
     except Clash as clash:
         if clash.owner is not None and clash.owner != solver.owner:
             raise  # something that was woken failed elsewhere
-        raise AxisClash(variable, port, axis, solver.value(held), solver.value(found), clash.note) from None
+        raise AxisClash(variable, port, axis, solver.value(first), solver.value(other), clash.note) from None
 
 
 def produce(solver: Solver, port: Port, sizes: Environment, arguments: dict[str, Any]) -> tuple[Any, ...]:
     """The shape of an output port; a variable that no input bound becomes an unknown."""
     shape: list[Any] = []
     for axis in port.axes:
-        found = sizes.get(axis)
+        size = sizes.get(axis)
         if axis == "...":
             shape += sizes["..."]
-        elif found is not None:
-            shape.append(found)
+        elif size is not None:
+            shape.append(size)
         elif is_variable(axis):
             sizes[axis] = solver.unknown(axis)
             shape.append(sizes[axis])

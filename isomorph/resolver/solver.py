@@ -18,12 +18,23 @@ from isomorph.resolver.budget import Budget
 
 
 class Clash(Exception):
-    """Two sizes that must be equal are not."""
+    """Two sizes that must be equal are not; ``note`` says more, where there is more to say."""
 
     def __init__(self, left: int | Affine, right: int | Affine, note: str = "") -> None:
         super().__init__(left, right)
         self.left, self.right, self.note = left, right, note
         self.owner: int | None = None  # the call whose waiting relation failed, where it is another one
+
+
+class Indivisible(Clash):
+    """Two sizes could be equal in fractions alone."""
+
+    def __init__(self, left: int | Affine, right: int | Affine, divisor: int) -> None:
+        super().__init__(left, right, f"not a whole multiple of {divisor}")
+
+
+class Impossible(Clash):
+    """What two sizes come to cannot be; ``note`` is the whole statement."""
 
 
 class OpenShape:
@@ -54,7 +65,7 @@ class OpenShape:
 
     def possible_ranks(self, budget: Budget) -> set[int] | None:
         """Ranks that every consumer of this shape and of those linked to it accepts; None for any."""
-        found: set[int] | None = None
+        possible: set[int] | None = None
         seen: set[OpenShape] = {self}
         waiting: list[tuple[OpenShape, int]] = [(self, 0)]
         while waiting:
@@ -62,12 +73,12 @@ class OpenShape:
             budget.spend(1 + len(shape.links))
             if shape.ranks is not None:
                 allowed = {rank - offset for rank in shape.ranks}
-                found = allowed if found is None else found & allowed
+                possible = allowed if possible is None else possible & allowed
             for other, difference in shape.links:
                 if other not in seen:
                     seen.add(other)
                     waiting.append((other, offset + difference))
-        return found
+        return possible
 
 
 class Equation:
@@ -157,14 +168,14 @@ class Solver:
         terms: list[tuple[Any, int]] = []
         constant = dim.constant
         for variable, c in dim.terms:
-            found = self.bound.get(variable) if type(variable) is Unknown else None
-            if found is None:
+            known = self.bound.get(variable) if type(variable) is Unknown else None
+            if known is None:
                 terms.append((variable, c))
-            elif isinstance(found, Affine):
-                terms += [(v, c * k) for v, k in found.terms]
-                constant += c * found.constant
+            elif isinstance(known, Affine):
+                terms += [(v, c * k) for v, k in known.terms]
+                constant += c * known.constant
             else:
-                constant += c * found
+                constant += c * known
         return affine(terms, constant)
 
     def values(self, shape: Iterable[Any]) -> tuple[Any, ...]:
@@ -196,7 +207,7 @@ class Solver:
         variable, c = max(units or unknowns, key=lambda term: term[0].number)
         rest = [(v, k) for v, k in difference.terms if v is not variable]
         if any(k % c for _, k in rest) or difference.constant % c:
-            raise Clash(left, right, f"not a whole multiple of {abs(c)}")
+            raise Indivisible(left, right, abs(c))
         self._bind(variable, affine([(v, -k // c) for v, k in rest], -difference.constant // c), left, right)
         return True
 
@@ -243,7 +254,7 @@ class Solver:
         dim = self.value(dim)
         if type(dim) is int:
             if dim % divisor:
-                raise Clash(dim, divisor, f"{dim} is not a multiple of {divisor}")
+                raise Impossible(dim, divisor, f"{dim} is not a multiple of {divisor}")
             return dim // divisor
         if not dim.is_open and all(c % divisor == 0 for _, c in dim.terms) and dim.constant % divisor == 0:
             return affine([(v, c // divisor) for v, c in dim.terms], dim.constant // divisor)
@@ -262,7 +273,7 @@ class Solver:
         dim = self.value(dim)
         if type(dim) is int:
             if dim < minimum:
-                raise Clash(dim, minimum, f"must be at least {minimum}, is {dim}")
+                raise Impossible(dim, minimum, f"must be at least {minimum}, is {dim}")
         else:
             self.minimums.append((dim, minimum, self.owner))
 
@@ -277,9 +288,9 @@ class Solver:
             return shape.closed
         missing = rank - len(shape.prefix)
         if missing < 0:
-            raise Clash(len(shape.prefix), rank, f"rank {rank} does not fit")
+            raise Impossible(len(shape.prefix), rank, f"rank {rank} does not fit")
         outer, self.owner = self.owner, shape.owner
-        tail = tuple(self.unknown(f"size of axis {len(shape.prefix) + i}") for i in range(missing))
+        tail = tuple(self.unknown(f"the size of axis {len(shape.prefix) + i}") for i in range(missing))
         self.owner = outer
         shape.closed = (*shape.prefix, *tail)
         if shape.count is not None:
@@ -311,7 +322,7 @@ class Solver:
         if len(open_dims) > 1:
             total = self.value(relation.total)
             if type(total) is int and total % known:
-                raise Clash(total, known, f"{total} is not a multiple of {known}")
+                raise Impossible(total, known, f"{total} is not a multiple of {known}")
             return False
         return self._solve(relation.total, open_dims[0] * known if open_dims else known)
 
@@ -328,7 +339,7 @@ class Solver:
 
     def _bind(self, variable: Unknown, size: Any, left: Any, right: Any) -> None:
         if type(size) is int and size < 1:
-            raise Clash(left, right, f"{variable.label} would have to be {size}")
+            raise Impossible(left, right, f"{variable.label} would have to be {size}")
         self.bound[variable] = size
         self.causes[variable] = self.owner
         if self._trail is not None:

@@ -290,8 +290,8 @@ def test_a_candidate_is_an_example_and_no_fact() -> None:
         "  <definition>:2:11\n"
         "  2 | attention(5)\n"
         "    |           ^\n"
-        "  open: size of axis 1 of n0 (reshape) (line 1)\n"
-        "  open: size of axis 2 of n0 (reshape) (line 1)"
+        "  open: the size of axis 1 of n0 (reshape) (line 1)\n"
+        "  open: the size of axis 2 of n0 (reshape) (line 1)"
     )
     text = "concat(attention(linear(x), 7), attention(linear(x), 7), axis=2)"
     assert error(text, input=("B", 4, 3), output=("B", 4, 8)).startswith(
@@ -314,7 +314,7 @@ def test_a_contract_that_no_sizes_meet() -> None:
 
 def test_two_open_shapes_in_a_row_are_ambiguous() -> None:
     assert error("reshape()\nreshape()\nattention(2)", input=("B", 64)).startswith(
-        "E_AMBIGUOUS: n1 (reshape): size of axis 1 may be 1 or 2\n"
+        "E_AMBIGUOUS: n1 (reshape): the size of axis 1 may be 1 or 2\n"
     )
 
 

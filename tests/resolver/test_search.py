@@ -14,7 +14,7 @@ import isomorph as iso
 from isomorph.limits import DEFAULTS
 from isomorph.operators.catalogue import all_operators
 from isomorph.operators.declare import Conflict
-from isomorph.resolver import resolution
+from isomorph.resolver import state
 from isomorph.resolver.budget import Budget
 from isomorph.resolver.domains import Domains, Empty, Linear, Product, Sum, is_single
 
@@ -32,7 +32,7 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[Budget]:
             super().__init__(limit)
             kept.append(self)
 
-    monkeypatch.setattr(resolution, "Budget", Kept)
+    monkeypatch.setattr(state, "Budget", Kept)
     return kept
 
 
