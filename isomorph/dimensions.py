@@ -117,12 +117,12 @@ def affine(terms: list[tuple[Any, int]], constant: int) -> int | Affine:
 
 def symbol(name: str) -> Affine:
     """The size that a symbol names."""
-    found = _symbols.get(name)
-    if found is None:
-        found = Affine(((Symbol(name), 1),), 0)
+    size = _symbols.get(name)
+    if size is None:
+        size = Affine(((Symbol(name), 1),), 0)
         if len(_symbols) < 1024:
-            _symbols[name] = found
-    return found
+            _symbols[name] = size
+    return size
 
 
 _symbols: dict[str, Affine] = {}

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 from isomorph import initializers
 from isomorph.errors import IsomorphError, shorten
-from isomorph.language.graph import NOTHING, Call, Contract, Reference
-from isomorph.language.names import (
-    NOT_OPERATORS,
-    IsOperator,
-    OutputsOf,
-    check_node_name,
-    check_tensor_name,
-    unknown_tensor,
-)
+from isomorph.language.graph import NOTHING, Call, Reference
+from isomorph.language.names import NOT_OPERATORS, check_node_name, unknown_tensor
 from isomorph.language.options import NODE_KEYWORDS, check_node_keyword, check_number, is_number
+from isomorph.language.reading import Reading
 from isomorph.language.scanner import scan, too_many_nodes
-from isomorph.language.source import Source
 
 CALL_FORM = "a statement is one operator call, such as linear(64), or h = linear(64)"
 LOOP_FORM = "loops are written `for _ in range(4):`"
 
 
-class ExpressionReader:
-    """The state of reading one definition, and what an expression does to it."""
-
-    def __init__(
-        self,
-        source: Source,
-        limits: Mapping[str, int],
-        given: tuple[str, ...] | None,
-        is_operator: IsOperator | None,
-        outputs_of: OutputsOf | None = None,
-    ) -> None:
-        self.outputs_of = outputs_of
-        self.source, self.limits, self.given, self.is_operator = source, limits, given, is_operator
-        self.largest, self.max_nodes = limits["max_dimension"], limits["max_nodes"]
-        self.locate = source.locate  # one bound method for all calls
-        self.inputs: list[Contract] = []
-        self.declared: tuple[str, ...] = ()
-        self.inputs_open = True  # until the first statement that declares no input
-        self.calls: list[Call] = []
-        self.outputs: list[Contract] = []
-        self.after_output = False
-        self.bindings: dict[str, Reference] = {}
-        self.current: Reference | None = None
-        self.names: set[str] = set()
-        self.indices: list[int] = []  # of the loops around, outermost first
+class ExpressionReader(Reading):
+    """What an expression does to the graph that is read."""
 
     # -- errors --------------------------------------------------------------------------------
 
@@ -72,14 +42,6 @@ class ExpressionReader:
         scan(self.source, self.limits, thorough=True)  # names the keyword, if one is the cause
         kind = type(node).__name__.lower()
         self._fail(node, f"this form ({kind}) is not part of the language", CALL_FORM)
-
-    def may_name(self, name: str) -> bool:
-        """Whether a tensor may have this name."""
-        try:
-            check_tensor_name(name, self.is_operator)
-        except IsomorphError:
-            return False
-        return True
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -183,10 +145,10 @@ class ExpressionReader:
     def _tensor(self, node: Any) -> Reference:
         if node.__class__ is ast.Call:
             return Reference(self._call(node), None)
-        found = self.bindings.get(node.id)
-        if found is None:
+        reference = self.bindings.get(node.id)
+        if reference is None:
             raise self._at(node, unknown_tensor(node.id, self.bindings, self.is_operator))
-        return found
+        return reference
 
     def _constant(self, node: Any) -> Any:
         value = node.value
@@ -223,15 +185,15 @@ class ExpressionReader:
         return self._unexpected(node)
 
     def _dictionary(self, node: Any, read: Callable[[Any], Any]) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        dictionary: dict[Any, Any] = {}
         for key_node, value_node in zip(node.keys, node.values, strict=True):
             if key_node.__class__ is not ast.Constant:
                 self._fail(key_node or value_node, "a dictionary's keys are strings or numbers")
             key = self._constant(key_node)
-            if key in found:
+            if key in dictionary:
                 self._fail(key_node, f"the key {shorten(key)} stands twice in this dictionary", "keep one")
-            found[key] = read(value_node)
-        return found
+            dictionary[key] = read(value_node)
+        return dictionary
 
     def _initial(self, node: Any) -> Any:
         """A value of an init dictionary: a literal, or a call of an initialiser."""

@@ -53,13 +53,13 @@ class Reader(ExpressionReader):
 
     def read(self) -> Graph:
         """The graph of the whole text."""
-        found = scan(self.source, self.limits)
+        scanned = scan(self.source, self.limits)
         text, line = self.source.text + "\n", 1
-        for start, end, plain in found.segments:
+        for start, end, plain in scanned.segments:
             if plain:
-                line = self._plain_lines(text, start, end, line, found.has_escapes)
+                line = self._plain_lines(text, start, end, line, scanned.has_escapes)
                 continue
-            statements = self._tree(start, end, line, found.has_escapes)
+            statements = self._tree(start, end, line, scanned.has_escapes)
             if start == 0 and statements and _is_string(statements[0]):  # a docstring
                 statements = statements[1:]
             self._block(statements)
@@ -294,26 +294,6 @@ class Reader(ExpressionReader):
         if not isinstance(value, type):
             self._fail(given[0].value, f"{name} {expected}, got {shorten(value)}", code="E_ARGUMENT")
         return value
-
-    def close_inputs(self) -> None:
-        """Bind the inputs; from here on none can be declared."""
-        self.inputs_open = False
-        stated = tuple(contract.name for contract in self.inputs)
-        given = self.given
-        # A caller's lone shape has no name of its own, and arrives here as ("x",).
-        if stated and given and stated != given and not (len(stated) == 1 and given == ("x",)):
-            raise IsomorphError(
-                "E_BINDING",
-                f"the definition declares the inputs {', '.join(stated)}, the call gives {', '.join(given)}",
-                self.inputs[0].location,
-                ["leave one of the two out, or name the same inputs in the same order"],
-            )
-        for name in given or ():
-            check_tensor_name(name, self.is_operator)
-        self.declared = stated or given or ("x",)
-        for index, name in enumerate(self.declared):
-            self.bindings[name] = Reference(-1, index)
-        self.current = Reference(-1, 0)
 
     def _output(self, call: Any) -> None:
         self.after_output = True

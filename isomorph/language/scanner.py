@@ -252,7 +252,7 @@ class _Scanner:
             if bracket == "(":
                 if self.previous != "name":
                     self._fail(offset, "only an operator, by its name, can be called", "write linear(64)")
-                if not any(held == "{" for held, _ in self.brackets):  # there it is an initialiser
+                if not any(opened == "{" for opened, _ in self.brackets):  # there it is an initialiser
                     self.calls += 1
                     self._check_counts(offset)
         self.brackets.append((bracket, offset))

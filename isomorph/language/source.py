@@ -35,8 +35,8 @@ class Source:
     @property
     def indentation(self) -> str:
         """The white space in front of the first statement."""
-        found = _INDENTED_START.match(self.text)
-        return found[1] if found else ""
+        start = _INDENTED_START.match(self.text)
+        return start[1] if start else ""
 
     def statements(
         self, *, has_escapes: bool, start: int = 0, end: int | None = None, line: int = 1
@@ -117,8 +117,8 @@ class Source:
         if self._calls is None:
             nodes = (node for tree in self.statements(has_escapes=True) for node in ast.walk(tree))
             self._calls = {(self.line_of(n), n.col_offset): n for n in nodes if isinstance(n, ast.Call)}
-        found = _part_of(self._calls[line, column], key)
-        return self.of(found) if found is not None else self._place(line, column)
+        part = _part_of(self._calls[line, column], key)
+        return self.of(part) if part is not None else self._place(line, column)
 
 
 def _part_of(call: ast.Call, key: Any) -> ast.expr | None:
@@ -148,13 +148,13 @@ def read_source(source: str | bytes, file: str, max_bytes: int) -> Source:
     text = source if isinstance(source, str) else _decode(source, file)
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    found = Source(text.removeprefix("\ufeff"), file)
-    if not found.text.isascii():
-        _refuse_surrogates(found)
-    zero = found.text.find("\0")
+    read = Source(text.removeprefix("\ufeff"), file)
+    if not read.text.isascii():
+        _refuse_surrogates(read)
+    zero = read.text.find("\0")
     if zero >= 0:
-        raise IsomorphError("E_SYNTAX", "a NUL byte is not text", found.at(zero))
-    return found
+        raise IsomorphError("E_SYNTAX", "a NUL byte is not text", read.at(zero))
+    return read
 
 
 def _decode(data: bytes, file: str) -> str:

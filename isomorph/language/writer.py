@@ -122,12 +122,12 @@ class _Writer:
         lines: list[str] = []
         used = {*self.names.values(), *self.published}
         for name, reference in self.published.items():
-            held = next((r for r, n in self.names.items() if n == name and r != reference), None)
-            if held is not None and held in self.published.values():
+            earlier = next((r for r, n in self.names.items() if n == name and r != reference), None)
+            if earlier is not None and earlier in self.published.values():
                 kept = _fresh(f"t{name}", used)
                 used.add(kept)
                 lines.append(f"{kept} = {name}")
-                self.names[held] = kept
+                self.names[earlier] = kept
         lines += [f"{name} = {self.names[r]}" for name, r in self.published.items() if self.names[r] != name]
         return lines
 
