@@ -248,6 +248,31 @@ def test_f8_what_lies_in_the_wrong_collection_is_refused():
         build(plan).apply(bad, draw(1, 2))
 
 
+@pytest.mark.parametrize(
+    ("trainable", "missing", "hint"),
+    [
+        ("False", "frozen", 'what is frozen is given too, as in module.apply({**variables, "params": params}, x)'),
+        ("True", "params", "isomorph.linen.variables(plan, weights) has all of them"),
+    ],
+)  # fmt: skip
+def test_f8_a_tied_parameter_that_is_not_there_is_named(trainable, missing, hint):
+    """A table that two nodes share is looked for by the network itself, where Flax cannot say what is missing."""
+    text = f"embedding(5, 4, name='e', trainable={trainable})\nlinear(5, tie={{'weight': 'e.weight'}})"
+    plan = iso.resolve(text, input=("B", "T"), input_dtype="int64")
+    tree, ids = variables(plan), jnp.ones((1, 2), int)
+    rest = {**tree, missing: {name: own for name, own in tree[missing].items() if name != "e"}}
+    for given in (rest, {name: tree[name] for name in tree if name != missing}):
+        for use in (
+            lambda given=given: build(plan).apply(given, ids),
+            lambda given=given: iso.prepare(build(plan).bind(given))(ids),
+            lambda given=given: iso.generate(build(plan).bind(given), [1], 1),
+        ):
+            with pytest.raises(iso.IsomorphError) as caught:
+                use()
+            expected = f"E_WEIGHTS: the variables have no {missing}/e/embedding\n  {hint}"
+            assert str(caught.value) == expected
+
+
 def test_f8_transformations_of_flax_carry_the_frozen_collection():
     plan = iso.resolve('linear(4, trainable={"bias": False})\ntanh()', input=("B", 4))
 

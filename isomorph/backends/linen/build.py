@@ -60,7 +60,7 @@ class Network(nn.Module):
             try:
                 array = self._held(place)
                 found[path] = array.T if place.transposed else array
-            except KeyError:
+            except IsomorphError:
                 if not self.is_initializing():
                     raise
                 found[path] = jnp.zeros(self.prepared.parameters[owner].shape, self.plan.dtype)
@@ -75,7 +75,7 @@ class Network(nn.Module):
             return np.dtype(jnp.dtype(self.plan.dtype))
         try:
             return network_dtype(self._held(smallest))
-        except KeyError:
+        except IsomorphError:
             return None  # Flax says itself what is missing
 
 

@@ -15,6 +15,7 @@ from flax.errors import ScopeParamShapeError
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.build import PreparedPlan, broadcasting, refuse_name
 from isomorph.backends.jax.layers import Place, inside, native
+from isomorph.errors import IsomorphError
 from isomorph.operators.declare import Operator
 from isomorph.primitives import Primitives
 
@@ -37,8 +38,22 @@ def collection(place: Place) -> str:
 
 
 def held(variables: Mapping[str, Any], place: Place) -> Any:
-    """A parameter among a network's variables, as it lies there; KeyError where it is not."""
-    return reduce(lambda tree, key: tree[key], place.path, variables[collection(place)])
+    """A parameter among a network's variables, as it lies there.
+
+    Raises:
+        IsomorphError: E_WEIGHTS where there is none.
+    """
+    name = collection(place)
+    try:
+        return reduce(lambda tree, key: tree[key], place.path, variables[name])
+    except KeyError:
+        hint = (
+            'what is frozen is given too, as in module.apply({**variables, "params": params}, x)'
+            if place.frozen
+            else "isomorph.linen.variables(plan, weights) has all of them"
+        )
+        message = f"the variables have no {'/'.join((name, *place.path))}"
+        raise IsomorphError("E_WEIGHTS", message, hints=[hint]) from None
 
 
 def frozen_variable(module: nn.Module, name: str, fill: Callable[..., Any], *arguments: Any) -> Any:
