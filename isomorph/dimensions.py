@@ -8,7 +8,7 @@ are closed; anything else (``T*S``) is not a size.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Dim = "int | Affine"
@@ -161,3 +161,8 @@ def symbols_of(dimension: int | Affine) -> tuple[str, ...]:
 def show_shape(shape: Any) -> str:
     """``[B, 8, 32]``."""
     return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def written_shape(shape: Iterable[int | Affine]) -> tuple[int | str, ...]:
+    """A shape as definitions and JSON have it: ``("B", 8, "2*T")``."""
+    return tuple(size if type(size) is int else repr(size) for size in shape)

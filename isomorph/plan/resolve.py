@@ -10,6 +10,7 @@ from isomorph.errors import IsomorphError, shown
 from isomorph.limits import limits_with
 from isomorph.paths import path_text
 from isomorph.plan.plan import Plan
+from isomorph.resolver.resolution import Request
 from isomorph.resolver.resolve import resolve_calls, resolve_text
 
 
@@ -37,10 +38,7 @@ def resolve(
     Raises:
         IsomorphError: with the code and the place of whatever is wrong.
     """
-    resolved = resolve_text(
-        text, input=input, output=output, dtype=dtype, input_dtype=input_dtype, limits=limits, file=file
-    )
-    return Plan.of(resolved)
+    return Plan.of(resolve_text(text, Request(input, output, dtype, input_dtype, limits), file))
 
 
 def resolve_file(
@@ -112,7 +110,4 @@ def resolve_function(
     limits: Mapping[str, int] | None = None,
 ) -> Plan:
     """:func:`resolve` of the calls that a Python function makes to ``iso.ops``; equal plans result."""
-    resolved = resolve_calls(
-        function, input=input, output=output, dtype=dtype, input_dtype=input_dtype, limits=limits
-    )
-    return Plan.of(resolved)
+    return Plan.of(resolve_calls(function, Request(input, output, dtype, input_dtype, limits)))

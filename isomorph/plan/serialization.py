@@ -8,10 +8,11 @@ from hashlib import sha256
 from typing import Any
 
 from isomorph import initializers
-from isomorph.dimensions import parse_dimension
+from isomorph.dimensions import parse_dimension, written_shape
 from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Conflict
+from isomorph.resolver.resolution import Request
 from isomorph.resolver.resolve import resolve_text
 from isomorph.resolver.resolved import Bound, Node, ResolvedGraph, Value
 
@@ -50,7 +51,7 @@ def resolved_from_json(text: str | bytes, limits: Mapping[str, int] | None = Non
     except Conflict as conflict:
         raise _altered(conflict.message) from None
     try:
-        stated = resolve_text(plan.definition, dtype=plan.dtype, limits=limits, file="<saved plan>")
+        stated = resolve_text(plan.definition, Request(dtype=plan.dtype, limits=limits), "<saved plan>")
     except IsomorphError as error:
         if error.code == "E_RESOURCE":
             raise
@@ -95,7 +96,7 @@ def _plan_to_data(plan: ResolvedGraph) -> dict[str, Any]:
         "format": FORMAT,
         "dtype": plan.dtype,
         "named_inputs": plan.named_inputs,
-        "values": [[v.source, _shape_to_data(v.shape), v.dtype, v.node, v.port] for v in plan.values],
+        "values": [[v.source, written_shape(v.shape), v.dtype, v.node, v.port] for v in plan.values],
         "inputs": plan.inputs,
         "outputs": plan.outputs,
         **optional,
@@ -103,10 +104,6 @@ def _plan_to_data(plan: ResolvedGraph) -> dict[str, Any]:
         "bounds": {symbol: [bound.low, bound.high] for symbol, bound in plan.bounds.items()},
         "definition": plan.definition,
     }
-
-
-def _shape_to_data(shape: Any) -> list[int | str]:
-    return [size if type(size) is int else repr(size) for size in shape]
 
 
 def _shape_from_data(data: list[Any]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from isomorph import initializers
-from isomorph.dimensions import Symbol
+from isomorph.dimensions import Symbol, written_shape
 from isomorph.errors import IsomorphError, did_you_mean, nearest, shorten
 from isomorph.language.graph import Contract
 from isomorph.operators.declare import Conflict, Operator
@@ -44,7 +44,7 @@ def _input_statements(state: State) -> list[Contract]:
     return [
         Contract(
             one.name if named else "",
-            _written(one.shape),
+            written_shape(one.shape),
             None if one.dtype == state.dtype else one.dtype,
             optional=one.optional,
         )
@@ -54,14 +54,10 @@ def _input_statements(state: State) -> list[Contract]:
 
 def _output_statements(state: State, outputs: list[tuple[str, int]], shapes: list[Any]) -> list[Contract]:
     if state.output_contracts:
-        return [Contract(one.name, _written(one.shape)) for one in state.output_contracts]
+        return [Contract(one.name, written_shape(one.shape)) for one in state.output_contracts]
     if state.graph.returned is None:
         return []  # what the last call has several of is known without saying so
-    return [Contract(name, _written(shapes[value])) for name, value in outputs if name]
-
-
-def _written(shape: tuple[Any, ...]) -> tuple[int | str, ...]:
-    return tuple(size if type(size) is int else repr(size) for size in shape)
+    return [Contract(name, written_shape(shapes[value])) for name, value in outputs if name]
 
 
 def _closed_shapes(state: State) -> list[tuple[Any, ...]]:

@@ -59,11 +59,8 @@ def origin_line(state: State, draft: Draft, variable: str) -> str:
         return ""
     label = f"{variable}={spell(state, dim)}"
     for port in draft.operator.signature.inputs:
-        if variable in port.axes:
-            value = next((v for name, v in draft.inputs if name == port.name), None)
-            if value is not None:
-                axis = _axis_from_end(port.axes, variable)
-                return f"{label} comes from {origin(state, value, axis)}"
+        if variable in port.axes and (value := draft.value_at(port.name)) is not None:
+            return f"{label} comes from {origin(state, value, _axis_from_end(port.axes, variable))}"
     return label
 
 
@@ -81,10 +78,7 @@ def origin(state: State, value: int, axis: int) -> str:
             contract = state.input_contracts[output]
             return f"input {contract.name}{show_shape(contract.shape)}"
         draft = state.drafts[call]
-        shape = state.shapes[value]
-        if isinstance(shape, OpenShape):
-            shape = shape.closed
-        decider = _decider(state, draft, output, axis, shape)
+        decider = _decider(state, draft, output, axis, state.closed_shape(value))
         if isinstance(decider, str):
             return decider
         value, axis = decider
@@ -102,11 +96,9 @@ def _decider(state: State, draft: Draft, output: int, axis: int, shape: Any) -> 
             if spec.size == variable and draft.arguments.get(name) is not None:
                 return f"{draft.name} = {operator.name}({name}={draft.arguments[name]}){line_of(draft)}"
         for source in operator.signature.inputs:
-            value = next((v for name, v in draft.inputs if name == source.name), None)
-            if value is None:
+            if (value := draft.value_at(source.name)) is None:
                 continue
-            taken = state.shapes[value]
-            taken = taken.closed if isinstance(taken, OpenShape) else taken
+            taken = state.closed_shape(value)
             names = _expanded(source.axes, len(taken)) if taken is not None else ()
             if variable in names:
                 return value, names.index(variable) - len(names)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from isomorph.errors import IsomorphError
 from isomorph.language.graph import Call, Contract, Graph, Reference
@@ -23,21 +23,23 @@ FREE_TERMS = 4
 """Terms of one size that cost nothing."""
 
 
+class Request(NamedTuple):
+    """What a caller says beside the definition; :func:`isomorph.resolve` tells what each may be."""
+
+    input: Any = None
+    output: Any = None
+    dtype: Any = "float32"
+    input_dtype: Any = None
+    limits: Mapping[str, int] | None = None
+
+
 class Resolution(State):
     """The pass over the calls of one graph, and what follows it."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        given: list[Contract],
-        output: Any,
-        dtype: str,
-        input_dtype: Any,
-        limits: dict[str, int],
-    ) -> None:
-        dtype, largest = contracts.check_dtype(dtype), limits["max_dimension"]
-        inputs, named = contracts.read_inputs(graph.inputs, given, dtype, input_dtype, largest)
-        outputs = contracts.read_outputs(graph.outputs, output, largest)
+    def __init__(self, graph: Graph, given: list[Contract], request: Request, limits: dict[str, int]) -> None:
+        dtype, largest = contracts.check_dtype(request.dtype), limits["max_dimension"]
+        inputs, named = contracts.read_inputs(graph.inputs, given, dtype, request.input_dtype, largest)
+        outputs = contracts.read_outputs(graph.outputs, request.output, largest)
         super().__init__(graph, limits, dtype, inputs, outputs, named)
         self._applied: dict[Any, tuple[dict[str, Any], list[Any], Operator | None]] = {}
 

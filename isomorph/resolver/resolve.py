@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,23 +14,14 @@ from isomorph.language.writer import with_contracts, write
 from isomorph.limits import limits_with
 from isomorph.operators import catalogue
 from isomorph.resolver import contracts
-from isomorph.resolver.resolution import Resolution
+from isomorph.resolver.resolution import Request, Resolution
 from isomorph.resolver.resolved import ResolvedGraph
 
 
-def resolve_text(
-    text: str | bytes,
-    *,
-    input: Any = None,
-    output: Any = None,
-    dtype: str = "float32",
-    input_dtype: Any = None,
-    limits: Mapping[str, int] | None = None,
-    file: str = "<definition>",
-) -> ResolvedGraph:
-    """What :func:`isomorph.resolve` makes a plan of; arguments and errors are told there."""
-    bounds = limits_with(limits)
-    given = contracts.given_contracts("input", input)
+def resolve_text(text: str | bytes, request: Request, file: str) -> ResolvedGraph:
+    """The graph of a definition, resolved; ``file`` is the name shown in errors."""
+    bounds = limits_with(request.limits)
+    given = contracts.given_contracts("input", request.input)
     names = tuple(one.name or "x" for one in given) or None
     with _collector_paused():
         graph = parse(
@@ -41,25 +32,17 @@ def resolve_text(
             is_operator=_is_operator,
             outputs_of=_outputs_of,
         )
-        resolution = Resolution(graph, given, output, dtype, input_dtype, bounds)
+        resolution = Resolution(graph, given, request, bounds)
         return resolution.run(lambda ins, outs: with_contracts(graph.source, ins, outs))
 
 
-def resolve_calls(
-    function: Callable[..., Any],
-    *,
-    input: Any,
-    output: Any = None,
-    dtype: str = "float32",
-    input_dtype: Any = None,
-    limits: Mapping[str, int] | None = None,
-) -> ResolvedGraph:
-    """What :func:`isomorph.resolve_function` makes a plan of."""
-    bounds = limits_with(limits)
-    given = contracts.given_contracts("input", input)
+def resolve_calls(function: Callable[..., Any], request: Request) -> ResolvedGraph:
+    """The graph of the calls that a Python function makes to ``iso.ops``, resolved."""
+    bounds = limits_with(request.limits)
+    given = contracts.given_contracts("input", request.input)
     names = tuple(one.name or "x" for one in given) or ("x",)
     graph = capture(function, input_names=names, is_operator=_is_operator, limits=bounds)
-    resolution = Resolution(graph, given, output, dtype, input_dtype, bounds)
+    resolution = Resolution(graph, given, request, bounds)
 
     def definition(inputs: list[Contract], outputs: list[Contract]) -> str:
         graph.inputs, graph.outputs = inputs, outputs

@@ -8,7 +8,7 @@ from isomorph.language.graph import Call, Graph
 from isomorph.operators.declare import Conflict, Operator
 from isomorph.resolver.budget import Budget
 from isomorph.resolver.contracts import Declared
-from isomorph.resolver.solver import Solver
+from isomorph.resolver.solver import OpenShape, Solver
 
 
 class Draft:
@@ -40,6 +40,10 @@ class Draft:
                 argument=argument,
                 sizes=(name,),
             )
+
+    def value_at(self, port: str) -> int | None:
+        """The tensor at an input port, or None where none is given."""
+        return next((value for name, value in self.inputs if name == port), None)
 
     def locate(self, key: Any = None) -> Any:
         return self.call.locate(key) if self.call.locate is not None else None
@@ -86,3 +90,8 @@ class State:
         self.dtypes.append(dtype)
         self.producers.append(producer)
         return len(self.shapes) - 1
+
+    def closed_shape(self, value: int) -> tuple[Any, ...] | None:
+        """The shape of a value, or None while its rank is open."""
+        shape = self.shapes[value]
+        return shape.closed if isinstance(shape, OpenShape) else shape

@@ -154,7 +154,7 @@ def _rank_error(state: State, draft: Draft, clash: RankClash) -> IsomorphError:
         wanted = f"rank {' or '.join(map(str, clash.ranks))}"
     else:
         wanted = f"at least rank {len(port.axes) - 1}"
-    value = next((v for name, v in draft.inputs if name == port.name), None)
+    value = draft.value_at(port.name)
     hints = []
     if value is not None and (line := shape_line(state, value)):
         hints.append(line)
@@ -169,9 +169,9 @@ def _rank_error(state: State, draft: Draft, clash: RankClash) -> IsomorphError:
 
 def _axis_error(state: State, draft: Draft, clash: AxisClash) -> IsomorphError:
     operator, port = draft.operator, clash.port
-    value = next(v for name, v in draft.inputs if name == port.name)
-    shape = state.shapes[value]
-    shape = shape.closed if isinstance(shape, OpenShape) else shape
+    value = draft.value_at(port.name)
+    assert value is not None  # it is what has the wrong size
+    shape = state.closed_shape(value)
     argument = next(
         (
             name for name, spec in operator.arguments.items()
@@ -186,7 +186,7 @@ def _axis_error(state: State, draft: Draft, clash: AxisClash) -> IsomorphError:
         hints = [f"{size} comes from {origin(state, value, clash.axis)}"]
         hints += [clash.note] if clash.note else []
         return IsomorphError("E_CONSTRAINT", message, draft.locate(_argument_key(draft, argument)), hints)
-    first_port, first = _first_holder(state, draft, clash)
+    first_port, first = _first_holder(draft, clash)
     message = (
         f"{operator.name}: {first_port}={shape_text(state, state.shapes[first])} and {got} "
         f"differ in axis {clash.axis} ({first_size} and {size})"
@@ -199,12 +199,10 @@ def _axis_error(state: State, draft: Draft, clash: AxisClash) -> IsomorphError:
     return IsomorphError("E_CONSTRAINT", message, draft.locate(), hints)
 
 
-def _first_holder(state: State, draft: Draft, clash: AxisClash) -> tuple[str, int]:
+def _first_holder(draft: Draft, clash: AxisClash) -> tuple[str, int]:
     for port in draft.operator.signature.inputs:
-        if clash.variable in port.axes:
-            for name, value in draft.inputs:
-                if name == port.name:
-                    return name, value
+        if clash.variable in port.axes and (value := draft.value_at(port.name)) is not None:
+            return port.name, value
     return draft.inputs[0]
 
 
