@@ -224,8 +224,8 @@ def _visible(
 
 
 def _drop_probability(dropout: Any) -> float:
-    """What the fused kernels are told, since they ignore evaluation mode."""
-    return float(getattr(dropout, "p", 0.0)) if dropout is not None and dropout.training else 0.0
+    """What the fused kernels are told, since they ignore evaluation mode; a holder's dropout is the identity."""
+    return float(getattr(dropout, "p", 0.0)) if getattr(dropout, "training", False) else 0.0
 
 
 def _finite(*tensors: Tensor) -> bool:
