@@ -97,7 +97,7 @@ def numeric_bound(
         dtype: one of :data:`EPSILON`.
     """
     watched = _WatchedPrimitives()
-    network = ReferenceNetwork(plan, weights, cast("Primitives", watched))
+    network = ReferenceNetwork(plan, weights, cast("Primitives", watched), copy=False)
     named = inputs if isinstance(inputs, Mapping) else {}
     arrays = [np.asarray(a) for a in network.contracts.bind(() if named else tuple(inputs), named)]
     program = trace(plan, network.contracts.check(arrays))

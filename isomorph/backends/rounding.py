@@ -70,7 +70,7 @@ def evaluate_rounded(
         differentiated: whether gradients are wanted: then the sums that they are made of count too.
     """
     rounding = _Rounding(program, primitives, source, epsilon, differentiated)
-    wrapped = {path: _Tensor(array, rounding) for path, array in with_ties(plan, parameters).items()}
+    wrapped = with_ties(plan, parameters, lambda tensor: _Tensor(tensor, rounding))
     holders = [Holder(node.operator, cast("Primitives", rounding), wrapped, node.name) for node in plan.nodes]
     floating = [program.values[value].dtype.startswith(("float", "bfloat")) for _, value in plan.inputs]
     ready = [

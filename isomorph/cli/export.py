@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ def _run_onnx(
 def _comparison_bytes(plan: Plan) -> int:
     """What comparing holds at once, the weights that are there already left out.
 
-    The reference's weights in float64, and those of the network, of a copy in its dtype, and of onnxruntime,
-    which keeps transposed ones beside them.
+    Those of onnxruntime, and as much for what it casts or transposes; or of the reference the largest in float64,
+    and a result of its size.
     """
-    return plan.parameter_count * (8 + 4 * DTYPE_BYTES[plan.dtype])
+    largest = max((prod(parameter.shape) for parameter in plan.parameters), default=0)
+    return plan.parameter_count * 2 * DTYPE_BYTES[plan.dtype] + 16 * largest

@@ -1,10 +1,13 @@
 """Whole plans in the reference: hand arithmetic, torch modules side by side, the door's checks."""
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from isomorph.backends.bounds import numeric_bound
 from isomorph.backends.reference.layers import layer
 from isomorph.errors import IsomorphError
 from isomorph.operators.activation import Dropout
@@ -226,6 +229,36 @@ def test_nothing_is_shared_with_the_caller():
     f = build(plan, weights)
     weights["n0.weight"][:] = 5
     np.testing.assert_array_equal(f([[1.0]]), [[1.0]])
+
+
+@pytest.mark.parametrize("once", [run, numeric_bound])
+def test_f31_what_runs_once_widens_one_parameter_after_the_other(once):
+    """24 matrices of 256 KiB, of which a float64 copy is 512 KiB: a copy of all would take 12 MiB."""
+    plan = resolve("for _ in range(24):\n    linear(256, bias=False)", input=("B", 256))
+    weights = {path: array.astype(np.float32) / 16 for path, array in draw_weights(plan).items()}
+    for array in weights.values():
+        array.setflags(write=False)
+    once(plan, weights, [np.ones((2, 256))])  # what is made at the first call alone
+    tracemalloc.start()
+    try:
+        once(plan, weights, [np.ones((2, 256))])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 24 * 256 * 256 * 4 // 2
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", ml_dtypes.bfloat16])
+def test_f31_weights_of_every_dtype_run_once_as_they_run_when_copied(dtype):
+    """Under both paths of a tie, integers under one of them, and in lists."""
+    text = 'linear(8)\ntransformer_block(2, mlp_ratio=2)\nlinear(8, name="last", tie={"weight": "n0.weight"})'
+    plan, weights = plan_and_weights(text, input=("B", "T", 8))
+    weights = {path: np.round(4 * array).astype(dtype) for path, array in weights.items()}
+    weights["last.weight"] = weights["n0.weight"].astype("int64")
+    weights["n0.bias"] = [1.0, -2.0, 0.5, 0.0, 3.0, 0.0, 0.0, -1.0]
+    x = np.linspace(-1, 1, 48).reshape(2, 3, 8)
+    (output,) = run(plan, weights, [x]).values()
+    np.testing.assert_array_equal(output, build(plan, weights)(x), strict=True)
 
 
 def test_observe_sees_every_node():

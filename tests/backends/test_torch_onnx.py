@@ -25,6 +25,7 @@ from isomorph.backends.torch import (  # noqa: E402
     onnx_graph,
     primitives,
 )
+from isomorph.backends.torch.onnx_file import SPLICED_BYTES  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -327,6 +328,46 @@ def runs_as(path: Path, seed: int) -> bool:
     x = np.ones((2, 30), np.float32)
     expected = iso.reference.build(SMALL, iso.initial_weights(SMALL, seed))(x)
     return np.allclose(session_of(path).run(None, {"x": x})[0], expected, rtol=0, atol=1e-5)
+
+
+def test_f31_what_checks_a_file_reads_it_without_its_weights(tmp_path: Path, monkeypatch: Any) -> None:
+    """The checker and onnxruntime open a small model, whose large arrays are the bytes in the file that was written."""
+    weights = iso.initial_weights(SMALL, 1)
+    large = {path for path, array in weights.items() if array.nbytes >= SPLICED_BYTES}
+    assert large == {"n0.weight"}
+    opened: list[tuple[int, Any]] = []
+
+    def look(path: str) -> None:
+        model = onnx.load(path, load_external_data=False)
+        opened.append((Path(path).stat().st_size, model))
+        if len(opened) == 1:
+            onnx.load_external_data_for_model(model, str(Path(path).parent))
+
+    check_model, session = onnx.checker.check_model, onnxruntime.InferenceSession
+    monkeypatch.setattr(onnx.checker, "check_model", lambda path: look(path) or check_model(path))
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda path, *rest, **named: look(path) or session(path, *rest, **named),
+    )
+    written = iso.torch.export_onnx(tmp_path / "model.onnx", SMALL, weights)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    size = sum(weights[path].nbytes for path in large)
+    (checked, loaded), (run, outlined) = opened
+    assert (
+        checked == run < Path(written.path).stat().st_size - size + 100 * len(large)
+    )  # bytes to say where one lies
+    external = {one.name for one in outlined.graph.initializer if one.data_location == one.EXTERNAL}
+    assert external == large
+    whole = onnx.load(written.path)
+    for one in (loaded, whole):
+        arrays = {one.name: onnx.numpy_helper.to_array(one) for one in one.graph.initializer}
+        for path in large:
+            np.testing.assert_array_equal(arrays[path], weights[path], strict=True)
+    for one in (outlined, whole):
+        del one.graph.initializer[:]
+    assert outlined == whole
 
 
 def test_weights_beside_the_model(tmp_path: Path) -> None:

@@ -68,13 +68,13 @@ def test_scripts_get_json(isomorph, model, tmp_path):
 def test_without_memory_for_the_reference_it_says_so(isomorph, model, tmp_path, monkeypatch):
     from isomorph.show import memory
 
-    # 64 parameters: 5 * 4 words, 6 * 4 positions, 4 * 4 + 4; each 8 bytes and four times 4.
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * (8 + 4 * 4) - 1)
+    # 64 parameters: 5 * 4 words, 6 * 4 positions, 4 * 4 + 4; each twice 4 bytes, and one after the other twice 8.
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * 2 * 4 + 24 * 2 * 8 - 1)
     text = isomorph("export", model, "--to", "onnx", "-o", tmp_path / "out").out
     assert text.splitlines()[1:] == [
         "not compared with the reference, for which 0.0 GiB of memory are needed"
     ]
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * (8 + 4 * 4))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * 2 * 4 + 24 * 2 * 8)
     assert len(isomorph("export", model, "--to", "onnx", "-o", tmp_path / "out").out.splitlines()) == 3
 
 

@@ -39,9 +39,11 @@ class ReferenceNetwork:
 
     Args:
         plan: the network.
-        weights: arrays by parameter path, a tied one under either path or both; copied, so later changes
-            to them do not matter.
+        weights: arrays by parameter path, a tied one under either path or both.
         primitives: the primitives to compute with, NumPy's unless someone wants to look on.
+        copy: whether the weights are copied, 8 bytes per parameter, so that later changes to them do not matter.
+            Otherwise the network reads them where they are, and each is float64 for as long as it is computed
+            with: for a network that runs once, or is large.
 
     Raises:
         IsomorphError: E_WEIGHTS listing every missing, unexpected and misshapen entry; E_ARGUMENT when
@@ -49,15 +51,21 @@ class ReferenceNetwork:
     """
 
     def __init__(
-        self, plan: Plan, weights: Mapping[str, Any], primitives: Primitives = numpy_primitives
+        self,
+        plan: Plan,
+        weights: Mapping[str, Any],
+        primitives: Primitives = numpy_primitives,
+        *,
+        copy: bool = True,
     ) -> None:
         self.plan = Plan.expect(plan)
         self.contracts = InputContracts(plan, _KindByName(), _full)
         if isinstance(weights, Mapping):
-            weights = {path: _numbers(to_array(path, value)) for path, value in weights.items()}
-        self._parameters = owned_weights(plan, weights)
-        tensors = with_ties(plan, self._parameters)
-        self._holders = [Holder(node.operator, primitives, tensors, node.name) for node in plan.nodes]
+            weights = {path: _numbers(to_array(path, value), copy) for path, value in weights.items()}
+        self._parameters = with_ties(plan, owned_weights(plan, weights), _widened)
+        self._holders = [
+            Holder(node.operator, primitives, self._parameters, node.name) for node in plan.nodes
+        ]
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         """The output, or a dictionary of outputs in order; inputs by position or by name.
@@ -118,9 +126,15 @@ class _Random:
         return np.eye(size)
 
 
-def _numbers(array: Array) -> Array:
-    """A float64 copy; what holds no numbers stays as it is, to be refused by name."""
-    return to_float64(array) if array.dtype.name in DTYPE_KINDS else array
+def _numbers(array: Array, copy: bool) -> Array:
+    """A float64 copy of numbers, or floats as they are; what holds none stays as it is, to be refused by name."""
+    kind = DTYPE_KINDS.get(array.dtype.name)
+    return to_float64(array) if kind and (copy or kind != "float") else array
+
+
+def _widened(array: Array) -> Array:
+    """In float64; what is float64 already is not copied."""
+    return np.asarray(array, np.float64)
 
 
 def build(plan: Plan, weights: Mapping[str, Any]) -> ReferenceNetwork:
@@ -139,7 +153,7 @@ def run(
     observe: Observer | None = None,
 ) -> dict[str, Array]:
     """Build, and evaluate once. Outputs by name; ``observe`` is called after every node."""
-    network = ReferenceNetwork(plan, weights)
+    network = ReferenceNetwork(plan, weights, copy=False)
     named = inputs if isinstance(inputs, Mapping) else {}
     given = () if isinstance(inputs, Mapping) else inputs
     return network.run(network.contracts.bind(given, named), observe)

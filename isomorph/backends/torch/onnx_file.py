@@ -1,9 +1,11 @@
-"""An ``onnx_ir.Model`` as files, which get their names when they are whole."""
+"""An ``onnx_ir.Model`` as files, which are read without their weights and get their names when they are whole."""
 
 from __future__ import annotations
 
+import mmap
 import re
 import secrets
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,71 @@ def _varint(number: int) -> bytes:
         found.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*found, number])
+
+
+def write_outline(path: Path) -> Path:
+    """Write beside a model's file the same model, whose large arrays stay where they are: external data, in the file.
+
+    What reads the whole file has its weights in memory, and some of them twice while it makes tensors of them.
+    """
+    light = path.with_name(f"{path.name}.outline")
+    with light.open("wb") as file:
+        file.write(_outline(path).SerializeToString())
+    return light
+
+
+def _outline(path: Path) -> Any:
+    import onnx
+
+    is_graph = onnx.ModelProto.GRAPH_FIELD_NUMBER
+    is_initializer = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+    message = onnx.ModelProto()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        for number, start, content, stop in _fields(view, 0, len(view)):
+            if number != is_graph:
+                message.MergeFromString(view[start:stop])
+                continue
+            for part, begin, inside, end in _fields(view, content, stop):
+                if part == is_initializer and end - inside >= SPLICED_BYTES:
+                    message.graph.initializer.append(_external(onnx, view, inside, end, path.name))
+                else:
+                    message.graph.MergeFromString(view[begin:end])
+    return message
+
+
+def _external(onnx: Any, view: Any, start: int, stop: int, location: str) -> Any:
+    """The tensor whose message lies there, its bytes named by where they are."""
+    tensor = onnx.TensorProto()
+    for number, begin, content, end in _fields(view, start, stop):
+        if number != tensor.RAW_DATA_FIELD_NUMBER:
+            tensor.MergeFromString(view[begin:end])
+            continue
+        tensor.data_location = tensor.EXTERNAL
+        for key, value in (("location", location), ("offset", content), ("length", end - content)):
+            tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def _fields(view: Any, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Of every field of a message: its number, where it starts, where its content starts, where it ends."""
+    while start < stop:
+        tag, content = _read_varint(view, start)
+        kind = tag & 7
+        if kind == 2:  # a length, and so many bytes
+            length, content = _read_varint(view, content)
+            end = content + length
+        else:
+            end = _read_varint(view, content)[1] if kind == 0 else content + {1: 8, 5: 4}[kind]
+        yield tag >> 3, start, content, end
+        start = end
+
+
+def _read_varint(view: Any, at: int) -> tuple[int, int]:
+    """What :func:`_varint` wrote, and where it ends."""
+    number, shift = 0, 0
+    while view[at] > 0x7F:
+        number, shift, at = number | (view[at] & 0x7F) << shift, shift + 7, at + 1
+    return number | view[at] << shift, at + 1
 
 
 def _little_endian(array: np.ndarray) -> memoryview:
