@@ -21,8 +21,8 @@ def path_text(path: object, what: str = "a path") -> str:
         what: what the path is of, for messages.
 
     Raises:
-        IsomorphError: E_ARGUMENT for anything else, an empty path, or one with a NUL character, which no
-            system has.
+        IsomorphError: E_ARGUMENT for anything else, an empty path, or one that no file can have: with a NUL
+            character, or with one that the file system's encoding has not.
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise IsomorphError(
@@ -32,6 +32,11 @@ def path_text(path: object, what: str = "a path") -> str:
     if not text or "\0" in text:
         problem = "is empty" if not text else "holds a NUL character"
         raise IsomorphError("E_ARGUMENT", f"{what} {problem}: {shorten(text)}")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        character = f"U+{ord(text[error.start]):04X}, which is no part of a file's name here"
+        raise IsomorphError("E_ARGUMENT", f"{what} holds {character}: {shorten(text)}") from None
     return text
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.errors import IsomorphError, MissingAttributeError
+from isomorph.errors import IsomorphError, MissingAttributeError, shorten
 
 PLAN = iso.resolve("linear(4)", input=("B", 8))
 WEIGHTS = iso.initial_weights(PLAN)
@@ -55,6 +55,21 @@ def test_what_is_no_path(path: Any, problem: str) -> None:
     assert refusal(iso.resolve_file, path) == f"E_ARGUMENT: the definition's path {problem}"
     assert refusal(iso.load, path) == f"E_ARGUMENT: the model's path {problem}"
     assert refusal(iso.save, path, PLAN, WEIGHTS) == f"E_ARGUMENT: the file's path {problem}"
+
+
+def test_f19_a_path_that_no_file_system_has(tmp_path: Path) -> None:
+    """Half of a surrogate pair stands for no byte of a name; those that stand for one, U+DC80 and on, are a name's."""
+    path = f"{tmp_path}/a\ud800"
+    problem = f"holds U+D800, which is no part of a file's name here: {shorten(path)}"
+    for what, use in {
+        "the definition's path": lambda: iso.resolve_file(path),
+        "the model's path": lambda: iso.load(path),
+        "the file's path": lambda: iso.save(path, PLAN, WEIGHTS),
+        "the checkpoint's path": lambda: iso.import_checkpoint(path),
+    }.items():
+        assert refusal(use) == f"E_ARGUMENT: {what} {problem}"
+    iso.save(f"{tmp_path}/a\udcff", PLAN, WEIGHTS)
+    assert os.listdir(os.fsencode(tmp_path)) == [b"a\xff"]
 
 
 def test_paths_of_every_kind(tmp_path: Path) -> None:

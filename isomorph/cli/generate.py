@@ -106,10 +106,15 @@ def _printable(text: str) -> str:
 
 
 def _read_ids(text: str, option: str = "--ids") -> list[int]:
-    parts = text.replace(",", " ").split()
-    if not parts or not all(map(_is_number, parts)):
+    parts = _parts(text)
+    if not all(map(_is_number, parts)):
         raise IsomorphError("E_ARGUMENT", f"{option} are written as 1,2,3, got {shorten(text)}")
     return [int(part) for part in parts]
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas or spaces. Between two commas is nothing, which is no number."""
+    return [part for between in text.split(",") for part in between.split() or [""]]
 
 
 def _is_number(text: str) -> bool:
@@ -121,7 +126,7 @@ def _reader_of_ids(option: str) -> Callable[[str], list[int]]:
 
 
 def _read_forced(text: str) -> list[list[int]]:
-    pairs = [part.split(":") for part in text.replace(",", " ").split()]
+    pairs = [part.split(":") for part in (_parts(text) if text.strip() else ())]
     if not all(len(pair) == 2 and all(map(_is_number, pair)) for pair in pairs):
         raise IsomorphError(
             "E_ARGUMENT",

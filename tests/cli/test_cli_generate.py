@@ -152,6 +152,8 @@ def test_a_tokenizer_beside_the_model(isomorph, tmp_path):
         ([], "E_ARGUMENT: give --prompt TEXT, or --ids 1,2,3\n"),
         (["--prompt", "a", "--ids", "1"], "E_ARGUMENT: give --prompt TEXT, or --ids 1,2,3\n"),
         (["--ids", "1,x"], "E_ARGUMENT: --ids are written as 1,2,3, got '1,x'\n"),
+        (["--ids", "1,,2"], "E_ARGUMENT: --ids are written as 1,2,3, got '1,,2'\n"),
+        (["--ids", "1, "], "E_ARGUMENT: --ids are written as 1,2,3, got '1, '\n"),
         (["--prompt", ""], "E_ARGUMENT: the prompt of row 0 is empty\n  give every row at least one id\n"),
         (
             ["--prompt", "a", "--backend", "jax"],

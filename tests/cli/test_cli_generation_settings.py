@@ -182,6 +182,8 @@ def test_lengths(isomorph, model):
          "  a number for all rows, or one for each; a pair stands in a list, as in seed=[(5, 1)]\n"),
         (["--suppress", "-1"], "E_ARGUMENT: --suppress are written as 1,2,3, got '-1'\n"),
         (["--banned", ""], "E_ARGUMENT: --banned are written as 1,2,3, got ''\n"),
+        (["--forced", "1:2,"], "E_ARGUMENT: --forced is written as 1:50259,2:50359, got '1:2,'\n"
+            "  POSITION:ID; the prompt's first id has position 0\n"),
         (["--forced", "1"], "E_ARGUMENT: --forced is written as 1:50259,2:50359, got '1'\n"
          "  POSITION:ID; the prompt's first id has position 0\n"),
         (["--forced", "1:50"], "E_ARGUMENT: forced holds id 50, the network scores 50\n  ids run from 0 to 49\n"),
