@@ -13,7 +13,8 @@ import isomorph as iso
 from isomorph import testing
 from isomorph.backends.available import load
 from isomorph.backends.bounds import numeric_bound
-from isomorph.backends.jax.harness import compiled_quickly
+from isomorph.backends.jax.harness import compiled_quickly, tensors
+from isomorph.backends.nnx.layers import Frozen
 from isomorph.operators import catalogue
 from isomorph.show.page import resolve_example
 
@@ -242,6 +243,39 @@ def test_nnx_and_linen_give_equal_bits():
     weights, x = testing.order_one_weights(plan), draw(2, 3, 4)
     one, two = (compiled_quickly(network(backend, plan, weights))(x) for backend in BACKENDS)
     assert jnp.array_equal(one, two)
+
+
+@pytest.mark.parametrize("name", catalogue.all_operators())
+def test_linen_computes_the_program_of_nnx(name):
+    """Equal weights in equal order, and the same program, at every size and in half precision.
+
+    Whatever holds of the numbers of one then holds of the other's: outputs to the bit, and derivatives.
+    """
+    for example in catalogue.all_operators()[name].examples:
+        for dtype in (example.dtype, "bfloat16"):
+            plan = resolve_example(example._replace(dtype=dtype))
+            weights = testing.order_one_weights(plan)
+            with jax.enable_x64(dtype == "float64"):
+                model = iso.nnx.build(plan, weights)
+                model.eval()
+                graph, own, rest = nnx.split(model, (nnx.Param, Frozen), ...)
+                module, variables = iso.linen.build(plan), iso.linen.variables(plan, weights)
+                leaves = zip(jax.tree.leaves(own), jax.tree.leaves(variables), strict=True)
+                for one, other in leaves:
+                    np.testing.assert_array_equal(np.asarray(one), np.asarray(other), strict=True)
+                for sizes in testing.sample_sizes(plan)[: None if dtype == example.dtype else 1]:
+                    inputs = testing.sample_inputs(plan, sizes)
+                    one, other = (
+                        jax.make_jaxpr(function)(parameters, tensors(plan, inputs))
+                        for function, parameters in (
+                            (lambda own, x: nnx.merge(graph, own, rest)(**x), own),  # noqa: B023
+                            (lambda v, x: module.apply(v, *(x[name] for name in inputs)), variables),  # noqa: B023
+                        )
+                    )
+                    assert str(one) == str(other)
+                    assert all(map(np.array_equal, one.consts, other.consts))
+            back = iso.linen.weights(plan, variables)
+            assert all(np.array_equal(back[path], array) for path, array in iso.nnx.weights(model).items())
 
 
 # -- dtypes ----------------------------------------------------------------------------------------
