@@ -73,7 +73,8 @@ def perplexity(score: Any, batches: list[tuple[Array, Array]]) -> float:
 
 @workload("perplexity of a byte GPT on real text, PyTorch", main="", goals=_goals())
 def bytes_of_documentation(options: Options) -> Measured:
-    from isomorph.training.data import evaluation_batches, open_dataset
+    from isomorph.training.data import evaluation_batches
+    from isomorph.training.sources import open_dataset
 
     plan, weights = iso.load(_trained(options))
     dataset = open_dataset("text:pydoc", plan)
@@ -88,7 +89,7 @@ def bytes_of_documentation(options: Options) -> Measured:
 
 def _trained(options: Options) -> Path:
     """The trained network's file; trained once and kept."""
-    from isomorph.training.config import TrainingConfig
+    from isomorph.backends.training_config import TrainingConfig
     from isomorph.training.loop import train
 
     steps = 2 if options.tiny else STEPS // 4 if options.quick else STEPS

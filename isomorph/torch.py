@@ -3,7 +3,8 @@
 from isomorph.errors import IsomorphError
 
 try:
-    from isomorph.backends.torch.build import Network, build
+    from isomorph.backends.torch.build import build
+    from isomorph.backends.torch.network import Network
     from isomorph.backends.torch.onnx import export_onnx
     from isomorph.backends.torch.weights import load_weights, weights
 except ModuleNotFoundError as error:

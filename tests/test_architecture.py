@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "plan": {"operators", "resolver"},
     "weights": {"plan", "operators"},
     "checkpoints": {"plan", "operators", "weights", "backends", "generation"},
-    "backends": {"plan", "operators", "weights", "training", "torch", "reference"},
+    "backends": {"plan", "operators", "weights"},
     "nnx": {"backends", "weights", "plan"},
     "linen": {"backends", "weights", "plan"},
     "flax": {"backends", "weights", "plan", "operators"},

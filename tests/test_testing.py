@@ -7,7 +7,7 @@ import pytest
 
 import isomorph as iso
 from isomorph import testing
-from isomorph.backends.available import REQUIRES, available, load
+from isomorph.backends.available import BACKENDS, available, load
 from isomorph.initializers import Constant
 from isomorph.operators import catalogue
 
@@ -381,7 +381,8 @@ def test_unknown_operators_and_backends():
 
 
 def test_a_backend_that_is_not_installed(monkeypatch):
-    monkeypatch.setitem(REQUIRES, "torch", ("no_such_framework", "isomorph[torch]"))
+    missing = BACKENDS["torch"]._replace(requires="no_such_framework")
+    monkeypatch.setitem(BACKENDS, "torch", missing)
     assert "torch" not in available()
     with pytest.raises(iso.IsomorphError) as caught:
         load("torch")

@@ -1,30 +1,88 @@
-"""Which backends can run here, found without importing any framework.
+"""What every backend needs and what it can do, known without importing any framework.
 
-A backend joins by having a module ``isomorph.backends.<name>.harness`` that offers :class:`Harness` and a
-line in :data:`REQUIRES`. Whoever compares backends (``isomorph verify``, ``isomorph.testing``) asks here.
+:data:`BACKENDS` is the one table of them: nothing above ``isomorph.backends`` asks which backend it has, but what
+a backend can do, and goes through the modules ``isomorph.backends.<name>.<part>`` that say how. A backend joins by
+a line in the table and a module ``harness`` that offers :class:`Harness`, which whoever compares backends asks
+(``isomorph verify``, ``isomorph.testing``); each ability says which further module it takes.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from isomorph.errors import IsomorphError, did_you_mean
-from isomorph.plan import Plan
+from isomorph.errors import IsomorphError, did_you_mean, shorten
 
 if TYPE_CHECKING:
     from isomorph.backends.trace.program import Program
+    from isomorph.backends.trainer import TrainerFactory
+    from isomorph.plan import Plan
 
-REQUIRES: dict[str, tuple[str, str]] = {
-    "reference": ("numpy", "isomorph"),
-    "torch": ("torch", "isomorph[torch]"),
-    "nnx": ("flax", "isomorph[flax]"),
-    "linen": ("flax", "isomorph[flax]"),
+Ability = Literal["differentiate", "train", "generate", "convert", "python", "onnx"]
+"""What a backend may be able to do:
+
+- ``differentiate``: its derivatives in double precision serve as the true ones (``harness``);
+- ``train``: a trainer's steps (``training``);
+- ``generate``: text, an id at a time (``decoding``), of models that can be prepared (``engine``);
+- ``convert``: files that its framework's users load (``tensors``, which imports no framework);
+- ``python``: source code that needs its framework alone (``isomorph.source_code.<name>_text``);
+- ``onnx``: a file for ONNX's runtimes (``export_onnx`` of its public door).
+"""
+
+
+class Backend(NamedTuple):
+    """A backend, as it is without being loaded.
+
+    Attributes:
+        requires: the framework that it imports.
+        install: what to install to have that.
+        abilities: what it can do.
+        models: the package of the classes that its framework's models are instances of.
+        dtypes: what the products of a prepared model are computed in.
+        training_requires: what its trainer imports besides.
+    """
+
+    requires: str
+    install: str
+    abilities: tuple[Ability, ...] = ()
+    models: str = ""
+    dtypes: tuple[str, ...] = ()
+    training_requires: str = ""
+
+
+BACKENDS: dict[str, Backend] = {
+    "reference": Backend("numpy", "isomorph"),
+    "torch": Backend(
+        "torch",
+        "isomorph[torch]",
+        ("differentiate", "train", "generate", "convert", "python", "onnx"),
+        models="torch",
+        dtypes=("float32", "bfloat16", "int8"),
+    ),
+    "nnx": Backend(
+        "flax",
+        "isomorph[flax]",
+        ("differentiate", "train", "generate", "convert", "python"),
+        models="flax.nnx",
+        dtypes=("float32", "bfloat16"),
+        training_requires="optax",
+    ),
+    "linen": Backend(
+        "flax",
+        "isomorph[flax]",
+        ("differentiate", "generate", "convert"),
+        models="flax.linen",
+        dtypes=("float32", "bfloat16"),
+    ),
 }
-"""For each backend the framework that it imports, and what to install to have it."""
+"""Every backend by name: the reference, then the preferred one first."""
+REFERENCE = "reference"
+"""The backend that the others are compared with."""
+_OURS = "isomorph.backends."
 
 
 class Gradients(NamedTuple):
@@ -71,9 +129,20 @@ class Harness(Protocol):
         ...
 
 
+def able(ability: Ability) -> tuple[str, ...]:
+    """The backends that can do something, whether or not they are installed, the preferred one first."""
+    return tuple(name for name, backend in BACKENDS.items() if ability in backend.abilities)
+
+
+def preferred(ability: Ability) -> str | None:
+    """The preferred one of those that are installed here; None when none is."""
+    installed = available()
+    return next((name for name in able(ability) if name in installed), None)
+
+
 def available() -> dict[str, Callable[[], Harness]]:
     """A loader for each backend that can run here, the reference first. Loading imports its framework."""
-    return {name: partial(load, name) for name in REQUIRES if _exists(name)}
+    return {name: partial(load, name) for name in BACKENDS if _exists(name)}
 
 
 def load(name: str) -> Harness:
@@ -82,24 +151,87 @@ def load(name: str) -> Harness:
     Raises:
         IsomorphError: E_BACKEND when there is no such backend or its framework is not installed.
     """
-    if name not in REQUIRES:
-        hints = did_you_mean(name, REQUIRES) or [f"backends: {', '.join(REQUIRES)}"]
+    if name not in BACKENDS:
+        hints = did_you_mean(name, BACKENDS) or [f"backends: {', '.join(BACKENDS)}"]
         raise IsomorphError("E_BACKEND", f"there is no backend {name!r}", hints=hints)
     if not _exists(name):
-        framework, install = REQUIRES[name]
+        backend = BACKENDS[name]
         raise IsomorphError(
             "E_BACKEND",
-            f"the backend {name!r} needs {framework}, which is not installed",
-            hints=[f'pip install "{install}"'],
+            f"the backend {name!r} needs {backend.requires}, which is not installed",
+            hints=[f'pip install "{backend.install}"'],
         )
-    return cast("Harness", import_module(f"isomorph.backends.{name}.harness"))
+    return part(name, "harness")
+
+
+def part(name: str, of: str) -> Any:
+    """A module of a backend, which imports its framework."""
+    return import_module(f"{_OURS}{name}.{of}")
+
+
+def part_for(model: Any, of: str) -> tuple[str, Any]:
+    """The name of a model's backend, ``jax`` for a prepared one of Flax, and its module ``of``.
+
+    No other framework is loaded.
+
+    Raises:
+        IsomorphError: E_ARGUMENT when it is no model.
+    """
+    packages = {f"{backend.models}.": name for name, backend in BACKENDS.items() if backend.models}
+    for cls in type(model).__mro__:
+        module = cls.__module__
+        name = next((name for package, name in packages.items() if f"{module}.".startswith(package)), None)
+        if module.startswith(_OURS) and module.endswith(".engine"):
+            name = module.removeprefix(_OURS).partition(".")[0]
+        if name is not None and module in sys.modules:
+            return name, part(name, of)
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"expected a model of PyTorch or Flax, got {shorten(type(model).__name__)}",
+        hints=[
+            "isomorph.torch.build(plan, weights), isomorph.nnx.build(plan, weights), or "
+            "isomorph.linen.build(plan).bind(isomorph.linen.variables(plan, weights))"
+        ],
+    )
+
+
+def load_trainer(backend: str) -> TrainerFactory:
+    """The ``Trainer`` of a backend's module ``training``.
+
+    Raises:
+        IsomorphError: E_BACKEND when there is no such backend, it is not installed, or it cannot train.
+    """
+    load(backend)  # for its errors
+    if backend not in able("train"):
+        hints = [f"use {' or '.join(able('train'))}"]
+        raise IsomorphError("E_BACKEND", f"the backend {backend!r} does not train", hints=hints)
+    needed = BACKENDS[backend].training_requires
+    if needed and find_spec(needed) is None:
+        raise IsomorphError(
+            "E_BACKEND",
+            f"training with {backend} needs {needed}, which is not installed",
+            hints=[f'pip install "{BACKENDS[backend].install}"'],
+        )
+    return part(backend, "training").Trainer
+
+
+def default_backend() -> str:
+    """The preferred one of those that train and are installed here; E_BACKEND when none is."""
+    name = preferred("train")
+    if name is None:
+        raise IsomorphError(
+            "E_BACKEND",
+            "training needs PyTorch or Flax, and neither is installed",
+            hints=['pip install "isomorph[torch]", or pip install "isomorph[flax]"'],
+        )
+    return name
 
 
 def _exists(name: str) -> bool:
     """Whether a backend and its framework are here, judged by their files."""
-    package = f"isomorph.backends.{name}"
+    package = f"{_OURS}{name}"
     return (
-        find_spec(REQUIRES[name][0]) is not None
+        find_spec(BACKENDS[name].requires) is not None
         and find_spec(package) is not None
         and find_spec(f"{package}.harness") is not None
     )

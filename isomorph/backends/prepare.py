@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from isomorph.backends.models import part_of_backend
+from isomorph.backends.available import part_for
 from isomorph.errors import IsomorphError, shorten
 
 DTYPES = {
@@ -59,7 +59,7 @@ def prepare(
         IsomorphError: E_ARGUMENT for what is no model, for one that is prepared already, for a dtype that its
             framework has no products for, or for ``training`` of a Flax model.
     """
-    backend, engine = part_of_backend(model, "engine")
+    backend, engine = part_for(model, "engine")
     if isinstance(model, engine.Engine):
         raise IsomorphError("E_ARGUMENT", "the model is prepared already", hints=["prepare the model itself"])
     if training:

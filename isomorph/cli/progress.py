@@ -14,8 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.plan import Plan
-from isomorph.training.config import TrainingConfig
 from isomorph.training.data import Dataset
 
 if TYPE_CHECKING:

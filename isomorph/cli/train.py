@@ -9,13 +9,13 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from isomorph.backends.available import default_backend
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.cli.network import Contracts, open_network
 from isomorph.cli.stopping import Stopping
 from isomorph.errors import IsomorphError
 from isomorph.training.checkpoint import RunDirectory, settings_of
-from isomorph.training.config import TrainingConfig
 from isomorph.training.loop import Outcome, Reporter, Silence, train
-from isomorph.training.trainer import default_backend
 from isomorph.writing.rule import directory_target, refuse_input
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
+from isomorph.backends.available import part_for
 from isomorph.backends.decoding import Array, DecodingBackend, Layout
-from isomorph.backends.models import part_of_backend
 from isomorph.errors import IsomorphError, shorten
 from isomorph.generation.decoding_layout import decoding_layout
 from isomorph.generation.sampling import Chooser
@@ -233,7 +233,7 @@ def _in_numpy(backend: DecodingBackend, given: Any) -> Any:
 
 def backend_of(model: Any) -> DecodingBackend:
     """What generates with a model; E_ARGUMENT when it is none."""
-    return part_of_backend(model, "decoding")[1]
+    return part_for(model, "decoding")[1]
 
 
 # -- the prompt ----------------------------------------------------------------------------------------

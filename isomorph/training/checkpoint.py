@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from isomorph.backends.trainer import Array
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError, shorten
 from isomorph.paths import open_regular, path_text
 from isomorph.plan import Plan
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Array, Fingerprint
+from isomorph.training.data import Fingerprint
 from isomorph.training.metrics import is_step, read_records
 from isomorph.training.ownership import Ownership
 from isomorph.training.state import Checkpoint, Damaged, Run, is_checkpoint, read_checkpoint, write_checkpoint

@@ -12,33 +12,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from isomorph.backends.trainer import IGNORED, Array, Batch
 from isomorph.dimensions import Affine, evaluate, show_shape, symbols_of
-from isomorph.errors import IsomorphError, did_you_mean, shorten
+from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
 
-Array = np.ndarray[Any, Any]
-
-IGNORED = -100
-"""A target that is not predicted: padding."""
 SPLITS = ("train", "validation", "test")
-
-
-class Batch(NamedTuple):
-    """Inputs by name, and int64 targets: a class per example ``[B]`` or per position ``[B, T]``."""
-
-    inputs: dict[str, Array]
-    targets: Array
-
-    def parts(self, count: int) -> list[Batch]:
-        """The batch cut into ``count`` parts of equal size."""
-        size = len(self.targets) // count
-        return [
-            Batch(
-                {name: array[start : start + size] for name, array in self.inputs.items()},
-                self.targets[start : start + size],
-            )
-            for start in range(0, size * count, size)
-        ]
 
 
 class Fingerprint(NamedTuple):
@@ -116,43 +95,6 @@ def evaluation_batches(dataset: Dataset, split: str, size: int) -> Iterator[Batc
     for start in range(0, count, size):
         indices = np.arange(start, min(start + size, count))
         yield dataset.take(split, indices, np.zeros_like(indices))
-
-
-def open_dataset(specification: str, plan: Plan, *, length: int = 0, validation: float = 0.1) -> Dataset:
-    """The dataset that a ``--data`` argument names, checked against the plan.
-
-    Args:
-        specification: ``digits``, ``text:FILE``, ``text:pydoc`` or ``npz:FILE``.
-        plan: the network to be trained.
-        length: tokens per example of text; 0 for the plan's own.
-        validation: fraction of the training examples that becomes the validation split.
-
-    Raises:
-        IsomorphError: E_ARGUMENT for an unknown specification or unusable content; E_CONSTRAINT or E_DTYPE
-            when shapes or dtypes do not meet the plan's contracts; E_BACKEND when a package is missing.
-    """
-    from isomorph.training import sources
-
-    kind, _, place = specification.partition(":")
-    if kind == "digits" and not place:
-        return sources.digits(plan, validation)
-    if kind == "text" and place:
-        return sources.text(plan, place, length, validation)
-    if kind == "npz" and place:
-        return sources.npz(plan, place, validation)
-    raise IsomorphError(
-        "E_ARGUMENT",
-        f"there is no data {shorten(specification)}",
-        hints=[*did_you_mean(kind, ("digits", "text", "npz")), *DATA_FORMS],
-    )
-
-
-DATA_FORMS = (
-    "digits        1,797 handwritten digits, 8 x 8, that come with scikit-learn",
-    "text:FILE     bytes of a file, each predicted from those before it",
-    "text:pydoc    the documentation topics that come with Python",
-    "npz:FILE      arrays x and y (and x_test, y_test) of a NumPy archive",
-)
 
 
 def score_shape(plan: Plan) -> tuple[Any, ...]:

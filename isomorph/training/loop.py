@@ -12,14 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from isomorph.backends.available import load_trainer
+from isomorph.backends.trainer import Array, Totals, Trainer
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Plan
 from isomorph.training.checkpoint import RunDirectory
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Array, Dataset, Order, evaluation_batches, open_dataset
-from isomorph.training.metrics import MetricsFile, Totals, keep_records, read_records
+from isomorph.training.data import Dataset, Order, evaluation_batches
+from isomorph.training.metrics import MetricsFile, keep_records, read_records
 from isomorph.training.schedule import learning_rate_at
-from isomorph.training.trainer import Trainer, load_trainer
+from isomorph.training.sources import open_dataset
 from isomorph.weights.initial import initial_weights
 
 

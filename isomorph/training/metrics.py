@@ -1,43 +1,14 @@
-"""What is measured, and the file that holds it: one JSON object per line."""
+"""The file of what is measured in a run: one JSON object per line."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from isomorph.writing.atomic import atomic_write
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over predictions, so that unequal batches add up rightly; ignored targets are not counted.
-
-    Attributes:
-        loss: sum of cross entropies in nats.
-        correct: predictions whose best-scored class is the target.
-        count: predictions.
-    """
-
-    loss: float = 0.0
-    correct: int = 0
-    count: int = 0
-
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(self.loss + other.loss, self.correct + other.correct, self.count + other.count)
-
-    @property
-    def mean_loss(self) -> float:
-        """Nats per prediction; 0 when nothing was predicted."""
-        return self.loss / self.count if self.count else 0.0
-
-    @property
-    def accuracy(self) -> float:
-        """Share of correct predictions; 0 when nothing was predicted."""
-        return self.correct / self.count if self.count else 0.0
 
 
 class MetricsFile:

@@ -8,27 +8,54 @@ from typing import Any
 
 import numpy as np
 
+from isomorph.backends.trainer import Array, Batch
 from isomorph.dimensions import show_shape
-from isomorph.errors import IsomorphError
+from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.paths import open_regular
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.training.archive import Archive, Declared
-from isomorph.training.data import (
-    Array,
-    Batch,
-    Dataset,
-    Fingerprint,
-    check_ids,
-    check_shapes,
-    check_targets,
-    score_shape,
-)
+from isomorph.training.data import Dataset, Fingerprint, check_ids, check_shapes, check_targets, score_shape
 
 SPLIT_SEED = 0
 """The test split is a property of the data and not of the run, whose seed may be anything."""
 TEST_DIGITS = 360
 TEST_FRACTION = 0.2
 MOST_DEFAULT_LENGTH = 256
+
+
+def open_dataset(specification: str, plan: Plan, *, length: int = 0, validation: float = 0.1) -> Dataset:
+    """The dataset that a ``--data`` argument names, checked against the plan.
+
+    Args:
+        specification: ``digits``, ``text:FILE``, ``text:pydoc`` or ``npz:FILE``.
+        plan: the network to be trained.
+        length: tokens per example of text; 0 for the plan's own.
+        validation: fraction of the training examples that becomes the validation split.
+
+    Raises:
+        IsomorphError: E_ARGUMENT for an unknown specification or unusable content; E_CONSTRAINT or E_DTYPE
+            when shapes or dtypes do not meet the plan's contracts; E_BACKEND when a package is missing.
+    """
+    kind, _, place = specification.partition(":")
+    if kind == "digits" and not place:
+        return digits(plan, validation)
+    if kind == "text" and place:
+        return text(plan, place, length, validation)
+    if kind == "npz" and place:
+        return npz(plan, place, validation)
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"there is no data {shorten(specification)}",
+        hints=[*did_you_mean(kind, ("digits", "text", "npz")), *DATA_FORMS],
+    )
+
+
+DATA_FORMS = (
+    "digits        1,797 handwritten digits, 8 x 8, that come with scikit-learn",
+    "text:FILE     bytes of a file, each predicted from those before it",
+    "text:pydoc    the documentation topics that come with Python",
+    "npz:FILE      arrays x and y (and x_test, y_test) of a NumPy archive",
+)
 
 
 class ArrayDataset:

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from isomorph.backends.trainer import Array
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
 from isomorph.paths import open_regular
 from isomorph.plan import Plan
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Array, Fingerprint
+from isomorph.training.data import Fingerprint
 from isomorph.writing.atomic import atomic_write
 
 KEY = "isomorph.checkpoint"

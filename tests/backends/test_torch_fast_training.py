@@ -345,8 +345,8 @@ def test_what_is_refused():
 def test_numbers_of_the_trainer(always, tmp_path):
     """Three steps of the trainer take the plain model's steps, by AdamW written out."""
     from isomorph.backends.torch.training import Trainer
-    from isomorph.training.config import TrainingConfig
-    from isomorph.training.data import Batch
+    from isomorph.backends.trainer import Batch
+    from isomorph.backends.training_config import TrainingConfig
 
     plan = iso.resolve("linear(8)\nrelu()\nlinear(3)", input=("B", 4))
     weights = order_one_weights(plan)

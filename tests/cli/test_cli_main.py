@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.cli import main as cli
-from isomorph.training.config import TrainingConfig
 
 
 def python(code: str, **options) -> "subprocess.CompletedProcess[str]":

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 import isomorph as iso
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.cli.show import of_bytes, scaled
 from isomorph.training.checkpoint import RunDirectory
-from isomorph.training.config import TrainingConfig
 from isomorph.training.data import Fingerprint
 
 BLOCK = """\

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from isomorph.backends import available
 from isomorph.cli.train import configuration
 from isomorph.errors import IsomorphError
-from isomorph.training import trainer
 
 
 @pytest.fixture
@@ -26,13 +26,13 @@ def arguments(tmp_path):
     ("installed", "taken"), [(("torch", "nnx", "linen"), "torch"), (("nnx", "linen"), "nnx")]
 )
 def test_torch_where_it_is_installed_and_nnx_elsewhere(monkeypatch, tmp_path, installed, taken):
-    monkeypatch.setattr(trainer, "available", lambda: dict.fromkeys(installed))
+    monkeypatch.setattr(available, "available", lambda: dict.fromkeys(installed))
     assert configuration({"data": "digits", "backend": None}, tmp_path, False).backend == taken
     assert configuration({"data": "digits", "backend": "nnx"}, tmp_path, False).backend == "nnx"
 
 
 def test_without_either_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer, "available", lambda: {"reference": None})
+    monkeypatch.setattr(available, "available", lambda: {"reference": None})
     with pytest.raises(IsomorphError) as error:
         configuration({"data": "digits"}, tmp_path, False)
     assert str(error.value) == (
@@ -43,9 +43,10 @@ def test_without_either_it_says_what_to_install(monkeypatch, tmp_path):
 
 def test_nnx_without_optax_says_what_to_install(monkeypatch):
     pytest.importorskip("flax")
-    monkeypatch.setattr(trainer, "find_spec", lambda name: None)
+    find_spec = available.find_spec
+    monkeypatch.setattr(available, "find_spec", lambda name: None if name == "optax" else find_spec(name))
     with pytest.raises(IsomorphError) as error:
-        trainer.load_trainer("nnx")
+        available.load_trainer("nnx")
     assert str(error.value) == (
         'E_BACKEND: training with nnx needs optax, which is not installed\n  pip install "isomorph[flax]"'
     )

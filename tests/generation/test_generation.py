@@ -696,7 +696,7 @@ def test_memory_grows_with_the_text(network, models, kind, monkeypatch):
 @pytest.mark.parametrize("kind", ["torch", "prepared torch"])
 def test_memory_of_half_precision_grows_too(network, models, kind, monkeypatch):
     """PyTorch keeps it in float32 on the CPU, also beside padding and behind a window."""
-    from isomorph.backends.torch.decoding import TorchMemory
+    from isomorph.backends.torch.cache import TorchMemory
     from isomorph.generation import generate as generation
 
     dtypes = set()

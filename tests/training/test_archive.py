@@ -13,7 +13,7 @@ import pytest
 import isomorph as iso
 from isomorph.errors import IsomorphError
 from isomorph.training import archive
-from isomorph.training.data import open_dataset
+from isomorph.training.sources import open_dataset
 
 VECTORS = 'input("B", 3)\nlinear(2)\noutput("B", 2)'
 HINT = "\n  write it with numpy.savez(FILE, x=..., y=...); arrays of Python objects are not read"

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.backends.trainer import Batch
 from isomorph.errors import IsomorphError
-from isomorph.training.data import Batch, Order, evaluation_batches, open_dataset
-from isomorph.training.sources import stratified_split, window_count
+from isomorph.training.data import Order, evaluation_batches
+from isomorph.training.sources import open_dataset, stratified_split, window_count
 
 IMAGES = 'input("B", 1, 8, 8)\nflatten()\nlinear()\noutput("B", 10)'
 BYTES = 'ids = input("B", "T", dtype="int64")\nembedding(256, 4)\npos_embed(50)\nlinear(256)\noutput("B", "T", 256)'

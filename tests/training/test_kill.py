@@ -19,7 +19,7 @@ import json, os, random, signal, sys, time
 import torch
 import isomorph as iso
 import isomorph.backends.torch.training
-from isomorph.training.config import TrainingConfig
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.training.curve import draw_curve
 from isomorph.training.loop import train
 

@@ -18,11 +18,11 @@ import numpy as np
 import isomorph as iso
 from isomorph.errors import IsomorphError
 from isomorph.training.checkpoint import RunDirectory
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Batch
+from isomorph.backends.training_config import TrainingConfig
+from isomorph.backends.trainer import Batch
 from isomorph.training import loop
 from isomorph.training.loop import train
-from isomorph.training.trainer import load_trainer
+from isomorph.backends.available import load_trainer
 import safetensors.numpy
 
 backend, home, tries, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

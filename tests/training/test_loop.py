@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
-from isomorph.training.config import TrainingConfig
 from isomorph.training.loop import Silence, train
 from isomorph.training.metrics import read_records
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from isomorph.training.metrics import MetricsFile, Totals, keep_records, read_records
+from isomorph.backends.trainer import Totals
+from isomorph.training.metrics import MetricsFile, keep_records, read_records
 
 
 def test_unequal_batches_weigh_by_their_predictions():

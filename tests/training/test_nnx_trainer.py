@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.backends.available import load_trainer
+from isomorph.backends.trainer import Batch
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Batch, Order, open_dataset
+from isomorph.training.data import Order
 from isomorph.training.schedule import learning_rate_at
-from isomorph.training.trainer import load_trainer
+from isomorph.training.sources import open_dataset
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("optax")

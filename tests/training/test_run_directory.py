@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save
 
 import isomorph as iso
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
 from isomorph.training.checkpoint import RunDirectory, settings_of
-from isomorph.training.config import TrainingConfig
 from isomorph.training.data import Fingerprint
 from isomorph.training.ownership import LOCK
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.backends.available import load_trainer
+from isomorph.backends.trainer import Batch
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Batch
-from isomorph.training.trainer import load_trainer
 
 torch = pytest.importorskip("torch")
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.backends.available import load_trainer
+from isomorph.backends.trainer import IGNORED, Batch, is_decayed, trained_parameters
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import IGNORED, Batch
-from isomorph.training.trainer import is_decayed, load_trainer, trained_parameters
 
 REQUIRED = {"torch": "torch", "nnx": "optax"}
 CLASSES, WIDTH = 3, 4

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
-from isomorph.training.config import TrainingConfig
 
 
 def test_survives_json():

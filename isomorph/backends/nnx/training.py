@@ -1,4 +1,4 @@
-"""The Flax NNX trainer: see :class:`isomorph.training.trainer.Trainer`, whose contract it keeps.
+"""The Flax NNX trainer: see :class:`isomorph.backends.trainer.Trainer`, whose contract it keeps.
 
 A step is one compiled function of everything it depends on: parameters and moments (whose memory it takes
 over), frozen parameters, batch, learning rate, and the words that dropout draws from.
@@ -21,22 +21,23 @@ from isomorph.backends.jax.layers import places
 from isomorph.backends.jax.weights import to_jax, to_plan
 from isomorph.backends.nnx.build import build
 from isomorph.backends.nnx.layers import Frozen
-from isomorph.errors import IsomorphError
-from isomorph.plan import Plan
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import IGNORED, Batch
-from isomorph.training.metrics import Totals
-from isomorph.training.trainer import (
+from isomorph.backends.trainer import (
     FIRST,
+    IGNORED,
     SECOND,
     WEIGHTS,
+    Batch,
     StepResult,
+    Totals,
     check_state,
     compute_dtype,
     is_decayed,
     step_key,
     trained_parameters,
 )
+from isomorph.backends.training_config import TrainingConfig
+from isomorph.errors import IsomorphError
+from isomorph.plan import Plan
 from isomorph.weights.initial import numpy_dtype
 
 Array = np.ndarray[Any, Any]

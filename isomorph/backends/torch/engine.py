@@ -26,7 +26,7 @@ from isomorph.backends.engine import (
 )
 from isomorph.backends.large_pages import Uses
 from isomorph.backends.torch import primitives
-from isomorph.backends.torch.build import Network
+from isomorph.backends.torch.network import Network
 from isomorph.backends.torch.store import Store
 from isomorph.backends.torch.watching import Watch, departure, expected_parts, in_evaluation
 from isomorph.backends.torch.weights import unwrap

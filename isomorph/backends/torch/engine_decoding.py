@@ -9,9 +9,9 @@ import torch
 
 from isomorph.backends.decoding import Layout, run_fixed, symbol_sizes
 from isomorph.backends.engine import compose, defined
-from isomorph.backends.torch.build import KINDS
-from isomorph.backends.torch.decoding import Array, TorchMemory, to_scores
+from isomorph.backends.torch.cache import Array, TorchMemory, to_scores
 from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
+from isomorph.backends.torch.network import KINDS
 from isomorph.backends.torch.watching import in_evaluation
 from isomorph.backends.torch.writer import TorchWriter, eager, times_of_one_row
 from isomorph.backends.trace.rewrite import Rewritten

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from isomorph.backends.torch import kernels
-from isomorph.backends.torch.build import Network
+from isomorph.backends.torch.network import Network
 from isomorph.backends.torch.weights import unwrap
 
 Tensor = torch.Tensor

@@ -12,7 +12,8 @@ from isomorph.backends.available import Gradients
 from isomorph.backends.contract import DTYPE_KINDS
 from isomorph.backends.rounding import evaluate_rounded
 from isomorph.backends.torch import primitives
-from isomorph.backends.torch.build import Network, build
+from isomorph.backends.torch.build import build
+from isomorph.backends.torch.network import Network
 from isomorph.backends.torch.weights import to_numpy, to_tensor
 from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from isomorph.backends.torch import eight_bits, kernels
-from isomorph.backends.torch.build import Network
+from isomorph.backends.torch.network import Network
 from isomorph.backends.trace import derived
 from isomorph.backends.trace.derived import Weight
 

@@ -1,4 +1,4 @@
-"""The PyTorch trainer: see :class:`isomorph.training.trainer.Trainer`, whose contract it keeps."""
+"""The PyTorch trainer: see :class:`isomorph.backends.trainer.Trainer`, whose contract it keeps."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torch.nn import functional
 from isomorph.backends.torch.build import build, usable_device
 from isomorph.backends.torch.fast_training import prepare_training
 from isomorph.backends.torch.weights import to_numpy, to_tensor
-from isomorph.plan import Plan
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import IGNORED, Batch
-from isomorph.training.metrics import Totals
-from isomorph.training.trainer import (
+from isomorph.backends.trainer import (
     FIRST,
+    IGNORED,
     SECOND,
     WEIGHTS,
+    Batch,
     StepResult,
+    Totals,
     check_state,
     compute_dtype,
     is_decayed,
     step_key,
     trained_parameters,
 )
+from isomorph.backends.training_config import TrainingConfig
+from isomorph.plan import Plan
 
 Array = np.ndarray[Any, Any]
 

@@ -25,8 +25,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from isomorph.backends.engine import is_patched
-from isomorph.backends.torch.build import Network
 from isomorph.backends.torch.layers import layer
+from isomorph.backends.torch.network import Network
 from isomorph.plan import Plan
 
 Tensor = torch.Tensor

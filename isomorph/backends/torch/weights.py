@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from isomorph.backends.torch.build import Network
+from isomorph.backends.torch.network import Network
 from isomorph.errors import IsomorphError, shorten
 from isomorph.weights.convert import merge_ties, owned_weights
 

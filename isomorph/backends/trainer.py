@@ -1,7 +1,8 @@
-"""What a framework does for the training loop, and how to find the one that does it.
+"""What a framework does for the training loop.
 
-The loop knows no framework: it decides which examples, which learning rate and when to save. A trainer holds
-parameters and optimizer state, and takes one step when told. Every backend's trainer takes the same steps:
+The loop knows no framework: it decides which examples, which learning rate and when to save. A trainer, the class
+``Trainer`` of a backend's module ``training``, holds parameters and optimizer state, and takes one step when told.
+Every backend's trainer takes the same steps:
 
     g        = gradient of (sum of the cross entropies of all parts / number of targets not ignored)
     g        = g * min(1, clip / |g|)                          # |g| over all trained parameters
@@ -16,23 +17,67 @@ which is AdamW (Loshchilov and Hutter, 2017) after clipping by the global norm, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from isomorph.backends.available import available, load
+from isomorph.backends.training_config import TrainingConfig
 from isomorph.errors import IsomorphError
 from isomorph.plan import Parameter, Plan
-from isomorph.training.config import TrainingConfig
-from isomorph.training.data import Array, Batch
-from isomorph.training.metrics import Totals
+
+Array = np.ndarray[Any, Any]
 
 WEIGHTS, FIRST, SECOND = "weights/", "first_moment/", "second_moment/"
 """Prefixes of the entries of :meth:`Trainer.state`; a parameter's path follows."""
-TRAINERS = ("torch", "nnx")
-"""The backends that train, the preferred one first."""
+IGNORED = -100
+"""A target that is not predicted: padding."""
+
+
+class Batch(NamedTuple):
+    """Inputs by name, and int64 targets: a class per example ``[B]`` or per position ``[B, T]``."""
+
+    inputs: dict[str, Array]
+    targets: Array
+
+    def parts(self, count: int) -> list[Batch]:
+        """The batch cut into ``count`` parts of equal size."""
+        size = len(self.targets) // count
+        return [
+            Batch(
+                {name: array[start : start + size] for name, array in self.inputs.items()},
+                self.targets[start : start + size],
+            )
+            for start in range(0, size * count, size)
+        ]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over predictions, so that unequal batches add up rightly; ignored targets are not counted.
+
+    Attributes:
+        loss: sum of cross entropies in nats.
+        correct: predictions whose best-scored class is the target.
+        count: predictions.
+    """
+
+    loss: float = 0.0
+    correct: int = 0
+    count: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.loss + other.loss, self.correct + other.correct, self.count + other.count)
+
+    @property
+    def mean_loss(self) -> float:
+        """Nats per prediction; 0 when nothing was predicted."""
+        return self.loss / self.count if self.count else 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct predictions; 0 when nothing was predicted."""
+        return self.correct / self.count if self.count else 0.0
 
 
 class StepResult(NamedTuple):
@@ -71,43 +116,9 @@ class Trainer(Protocol):
 
 
 class TrainerFactory(Protocol):
-    """How :func:`load_trainer`'s result is called."""
+    """How a backend's class ``Trainer`` is called."""
 
     def __call__(self, plan: Plan, weights: Mapping[str, Array], config: TrainingConfig) -> Trainer: ...
-
-
-def load_trainer(backend: str) -> TrainerFactory:
-    """The ``Trainer`` of a backend's module ``training``.
-
-    Raises:
-        IsomorphError: E_BACKEND when there is no such backend, it is not installed, or it cannot train.
-    """
-    load(backend)  # for its errors
-    if backend not in TRAINERS:
-        raise IsomorphError(
-            "E_BACKEND", f"the backend {backend!r} does not train", hints=[f"use {' or '.join(TRAINERS)}"]
-        )
-    if backend == "nnx" and find_spec("optax") is None:
-        raise IsomorphError(
-            "E_BACKEND",
-            "training with nnx needs optax, which is not installed",
-            hints=['pip install "isomorph[flax]"'],
-        )
-    trainer: Any = import_module(f"isomorph.backends.{backend}.training")
-    return cast("TrainerFactory", trainer.Trainer)
-
-
-def default_backend() -> str:
-    """The first of :data:`TRAINERS` that is installed here; E_BACKEND when none is."""
-    installed = available()
-    for name in TRAINERS:
-        if name in installed:
-            return name
-    raise IsomorphError(
-        "E_BACKEND",
-        "training needs PyTorch or Flax, and neither is installed",
-        hints=['pip install "isomorph[torch]", or pip install "isomorph[flax]"'],
-    )
 
 
 def trained_parameters(plan: Plan) -> list[Parameter]:
