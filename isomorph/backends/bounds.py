@@ -138,6 +138,7 @@ def measured_bounds(
     for arrays in moved:
         for name, array in exact.items():
             changes[name] = max(changes[name], _largest(arrays[name] - array))
+        del arrays  # the next are made without these beside them
     return {name: margin * change for name, change in changes.items()}
 
 
@@ -185,4 +186,7 @@ class _WatchedPrimitives:
 
 def _largest(array: Array) -> float:
     """The largest magnitude among the finite numbers, 0 where there is none."""
+    largest = float(max(np.max(array, initial=0.0), -np.min(array, initial=0.0)))
+    if np.isfinite(largest):  # in the usual case without another array of its size
+        return largest
     return float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))

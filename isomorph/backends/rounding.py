@@ -31,10 +31,6 @@ class Source(Protocol):
         """The same values, through which nothing is differentiated."""
         ...
 
-    def identity(self, size: int, like: Tensor) -> Tensor:
-        """The identity matrix ``[size, size]`` in the dtype of ``like``."""
-        ...
-
 
 def amplitude(terms: int) -> float:
     """How far a result may be off, in units of its dtype's epsilon: ``max(1, sqrt(K) / 2) / 2``.
@@ -181,33 +177,42 @@ class _Rounding:
         return self._moved(x, terms) - x
 
     def attention(
-        self, q: _Tensor, k: _Tensor, v: _Tensor, mask: Any = None, *, softcap: float = 0.0, **named: Any
+        self, q: _Tensor, k: _Tensor, v: _Tensor, mask: Any = None, *, dropout: Any = None, **named: Any
     ) -> _Tensor:
-        """The weights are what attention makes of an identity matrix for values."""
-        (B, H, T, d), (K, S) = q.shape, k.shape[1:3]
-        F, mask = self._primitives, _plain(mask)
-        if not S:
-            out = F.attention(q.value, k.value, v.value, mask, softcap=softcap, **named)
-            return self.result("attention", out)
-        values = F.expand(F.reshape(self._source.identity(S, q.value), (1, 1, S, S)), (B, K, S, S))
-        weights = F.attention(q.value, k.value, values, mask, softcap=softcap, **named)  # (B, H, T, S)
-        weights = F.reshape(self._moved(weights, max(d, S)), (B, K, H // K * T, S))
+        """With every term ``weight * value`` moved; ``dropout``, which is the identity here, is left out.
+
+        A score's derivative is ``weight (g v - g out)``. What rounding leaves of it is made of further
+        attentions, so that no matrix of weights is ever held: of values that are but what moving changes, for
+        the first product; and for the second, which is one number for all keys of a query, of the keys
+        themselves, for ``sum(weight * score) = q sum(weight * k) / sqrt(d)``.
+        """
+        mask, terms = _plain(mask), max(q.shape[3], k.shape[2])
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._primitives.attention(q, k, v, mask, **named)
+
+        out = attend(q.value, k.value, self._moved(v.value, terms))
         if not self._differentiated:
-            return self.result("attention", F.reshape(weights @ v.value, (B, H, T, d)))
+            return self.result("attention", out)
         constant = self._source.constant
-        queries = F.reshape(q.value, (B, K, H // K * T, d)) * d**-0.5
-        scores = queries @ F.permute(k.value, (0, 1, 3, 2))  # (B, K, H / K * T, S)
-        # Kernels make the weights anew as exp(score - log of the sum), which is rounded in units of the score.
-        weights = weights + self._epsilon / 2 * self._source.random(scores) * constant(abs(scores) * weights)
-        # The derivative by a score, weight (g v - g out), is rounded in units of both products' terms.
-        slopes = self._slopes(weights, scores)
-        out, terms = weights @ v.value, max(d, S)
-        out = (
-            out
-            + slopes @ constant(self._lost(v.value, terms))
-            + F.mean(slopes, -1, True) * S * constant(self._lost(out, terms))
+        query, key = constant(q.value), constant(k.value)
+        mean_key = constant(attend(query, key, key))
+        score = self._summed(query * mean_key)  # the mean over the keys, each with its weight
+        change = (
+            self._summed(q.value * mean_key) + self._summed(query * attend(query, key, k.value)) - 2 * score
         )
-        return self.result("attention", F.reshape(out, (B, H, T, d)))
+        lost = attend(q.value, k.value, constant(self._lost(v.value, terms)))
+        both = self._lost(out, terms) + self._lost(
+            out, terms
+        )  # each product, of numbers that were rounded before
+        out = out + (lost - constant(lost)) + change * constant(2 * both)
+        # Kernels make the weights anew as exp(score - log of the sum), which is rounded in units of the score.
+        anew = self._epsilon / 2 * self._source.random(score) * abs(score)
+        return self.result("attention", out + anew * (out - constant(out)))
+
+    def _summed(self, products: Tensor) -> Tensor:
+        """Scores, from products of queries and keys: ``[B, H, T, d] -> [B, H, T, 1]``."""
+        return self._primitives.mean(products, -1, True) * products.shape[-1] ** 0.5
 
     def input(self, x: Tensor) -> _Tensor:
         return _Tensor(self._moved(x, 1), self)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from isomorph.errors import IsomorphError
@@ -37,7 +40,31 @@ def print_page(page: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(page))
+    console = Console()
+    console.print(Markdown(page if console.width >= WIDE else without_tables(page)))
+
+
+WIDE = 80
+"""Columns of a terminal in which five columns of a table keep their words whole."""
+
+
+def without_tables(page: str) -> str:
+    """The page with a list in place of each table: the first cell, then the others under the names of their columns."""
+    lines: list[str] = []
+    names: list[str] = []
+    for line in page.splitlines():
+        cells = [cell.replace(r"\|", "|") for cell in re.split(r" (?<!\\)\| ", line.strip("| "))]
+        if not line.startswith("| "):
+            names = []
+            lines.append(line)
+        elif not names:
+            names = [name.lower() for name in cells]
+        elif cells[0] != "---":
+            columns = zip(names[1:], cells[1:], strict=True)
+            lines.append(
+                f"- {cells[0]}: " + ", ".join(f"{name}: {cell}" for name, cell in columns if cell != "—")
+            )
+    return "\n".join(lines)
 
 
 def print_catalogue() -> None:
@@ -47,10 +74,14 @@ def print_catalogue() -> None:
     for name, operator in operators.items():
         categories.setdefault(operator.category, []).append(name)
     width = max(map(len, operators))
+    indent = " " * (width + 4)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for category, names in sorted(categories.items()):
         print(f"{category}:")
         for name in names:
-            print(f"  {name:<{width}}  {docstring(operators[name])[0]}")
+            text = f"  {name:<{width}}  {docstring(operators[name])[0]}"
+            lines = [text] if columns is None else textwrap.wrap(text, columns, subsequent_indent=indent)
+            print("\n".join(lines))
     print("\nisomorph docs OPERATOR shows a page.")
 
 

@@ -21,7 +21,9 @@ from isomorph.training.data import Dataset
 if TYPE_CHECKING:
     from rich.console import Console
 
-_TEXT_WIDTH = 75  # what stands beside the bar
+# Columns of a terminal: what stands beside the bar (counts of 6 digits, loss, two accuracies, speed and time), and the
+# same without the speed.
+_TEXT_WIDTH, _SHORT_WIDTH = 82, 60
 _LINES = 20  # plain lines per run, evaluations aside
 
 
@@ -95,19 +97,24 @@ class Lines(_Watcher):
 
 
 class Bar(_Watcher):
-    """A progress bar with loss, accuracy, speed and the time that is left; narrow enough for 80 columns."""
+    """A progress bar with loss, accuracy, speed and the time that is left.
+
+    A terminal of 80 columns has no room for the bar itself, one of 60 none for the speed.
+    """
 
     word = "acc"
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
+        room = console.width - _TEXT_WIDTH
+        self.fast = room >= -(_TEXT_WIDTH - _SHORT_WIDTH) / 2
         self.bar = Progress(
-            BarColumn(bar_width=max(5, min(30, console.width - _TEXT_WIDTH))),
+            *([BarColumn(bar_width=min(30, room))] if room >= 5 else []),
             MofNCompleteColumn(),
             TextColumn("{task.fields[shown]}", markup=False),
             TimeRemainingColumn(),
-            TextColumn("left"),
+            *([TextColumn("left")] if room >= 0 else []),
             console=console,
         )
         self.task = self.bar.add_task("", total=None, shown="")
@@ -118,7 +125,9 @@ class Bar(_Watcher):
         self.bar.start()
 
     def step(self, record: dict[str, Any]) -> None:
-        shown = f"{self.take(record)}{self.validation}  {self.speed(record['step'])}"
+        shown = f"{self.take(record)}{self.validation}" + (
+            f"  {self.speed(record['step'])}" if self.fast else ""
+        )
         self.bar.update(self.task, completed=record["step"], shown=shown)
 
     def evaluation(self, record: dict[str, Any]) -> None:

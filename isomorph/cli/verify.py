@@ -115,12 +115,17 @@ def _ratio(row: Agreement, wide: bool) -> str:
     return f"{row.ratio:.4f}" if row.ratio < 1000 else f"{row.ratio:.1e}"
 
 
+def _in_units(row: Agreement, text: str) -> str:
+    """A difference in units of the true value; a dash where rounding alone is larger than that, as for zero."""
+    return "—" if row.agrees and row.relative > 1 else text
+
+
 COLUMNS = (
     Column("backend", lambda row, wide: row.backend, justify="left"),
     Column("quantity", _quantity, no_wrap=False, justify="left"),
     Column("difference", lambda row, wide: f"{row.difference:.2e}"),
-    Column("relative", lambda row, wide: f"{row.relative:.2e}", narrow=False),
-    Column("ulps", lambda row, wide: f"{row.ulps:.1f}", narrow=False),
+    Column("relative", lambda row, wide: _in_units(row, f"{row.relative:.2e}"), narrow=False),
+    Column("ulps", lambda row, wide: _in_units(row, f"{row.ulps:.1f}"), narrow=False),
     Column("bound", lambda row, wide: f"{row.bound:.2e}"),
     Column("ratio", _ratio),
     Column("time", lambda row, wide: seconds(row.seconds), narrow=False),

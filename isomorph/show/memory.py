@@ -9,9 +9,9 @@ from pathlib import Path
 from isomorph.plan import DTYPE_BYTES, Plan
 from isomorph.show.cost import cost
 
-# Bytes per parameter: the drawn weights, then two or three at a time of these: the reference's in float64,
-# double-precision parameters, their gradients and those with rounding, a model in float32 and its own.
-PARAMETER_BYTES = 4 + 8 + 8 + 8 + 8
+# Bytes per parameter: the drawn weights; in double precision the true gradients, parameters to differentiate by, their
+# gradients with rounding, and these as NumPy's; and the difference of the largest.
+PARAMETER_BYTES = 4 + 8 + 8 + 8 + 8 + 4
 # Bytes per element that a primitive makes: the reference's, what a backward pass in double precision keeps, and
 # with rounding the factors beside it.
 ACTIVATION_BYTES = 8 + 8 + 8

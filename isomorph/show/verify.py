@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,7 +195,7 @@ class _Problem:
         """How far each parameter's gradient may be off: what rounding does to it, measured."""
         epsilon, arrays = EPSILON[self.dtype], (self.plan, truth.program, self.weights, self.inputs)
         moved = harness.rounded_gradients(*arrays, self.cotangents, epsilon, range(RUNS))
-        parameters = (gradients.parameters for gradients in moved)
+        parameters = map(attrgetter("parameters"), moved)
         return measured_bounds(exact.parameters, parameters, self.dtype, GRADIENT_MARGIN)
 
     def project(self, outputs: Mapping[str, Array]) -> None:

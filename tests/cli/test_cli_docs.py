@@ -1,7 +1,11 @@
 """``docs``: the catalogue, a page, all pages as files."""
 
+import re
+import sys
+
 import pytest
 
+from isomorph.cli.docs import without_tables
 from isomorph.operators import catalogue
 from isomorph.operators.catalogue import all_operators
 from isomorph.show.page import operator_page
@@ -12,6 +16,31 @@ def test_the_catalogue_names_every_operator(isomorph):
     assert result.status == 0
     shown = {line.split()[0] for line in result.out.splitlines() if line.startswith("  ")}
     assert shown == set(all_operators())
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_f25_pages_and_the_catalogue_fit_a_narrow_terminal(isomorph, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = (re.sub(r"\x1b\[[0-9;]*m", "", isomorph("docs", *of).out) for of in ((), ("attention",)))
+    catalogue_lines, page_lines = map(str.splitlines, shown)
+    assert max(map(len, catalogue_lines + page_lines)) <= columns
+    words = " ".join(page_lines).split()
+    assert {"rope_original_length", "rope_scaling", "l2_norm", "projections."} <= {
+        word.strip(":,") for word in words
+    }
+
+
+def test_f25_a_narrow_page_lists_what_a_table_holds():
+    page = operator_page(all_operators()["scale"])
+    assert "| `factor` (positional) | float | required | — | The number; any finite one. |" in page
+    listed = without_tables(page)
+    assert (
+        "- `factor` (positional): type: float, default: required, description: The number; any finite one."
+        in listed
+    )
+    assert not [line for line in listed.splitlines() if line.startswith("|")]
 
 
 def test_a_page_is_markdown_where_no_terminal_is(isomorph):

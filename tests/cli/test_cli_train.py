@@ -1,5 +1,6 @@
 """``train``: lines where nobody watches, results, a polite stop, and what is refused."""
 
+import io
 import json
 import os
 import signal
@@ -8,7 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from isomorph.cli.progress import Bar
 from isomorph.training import loop
 
 pytest.importorskip("torch")
@@ -229,3 +232,22 @@ def test_f13_a_damaged_configuration_is_told_and_can_be_cleared(isomorph, argume
         f"E_CHECKPOINT: the run cannot be resumed: {config} is damaged: "
     )
     assert isomorph(*arguments, "--steps", 1, "--force").status == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "speed", "bar"), [(60, False, False), (80, True, False), (100, True, True)]
+)
+def test_f25_progress_fits_the_terminal(columns, speed, bar):
+    console = Console(
+        width=columns, force_terminal=True, color_system=None, file=io.StringIO(), legacy_windows=False
+    )
+    shown = Bar(console)
+    shown.bar.update(shown.task, total=12_000, completed=345)
+    shown.validation, shown.unit = "  val 0.994", "image"
+    shown.step({"step": 345, "loss": 0.1234, "accuracy": 0.987})
+    console.print(shown.bar.get_renderable())
+    (line,) = console.file.getvalue().splitlines()
+    assert len(line) <= columns
+    assert "345/12000 loss 0.1234  acc 0.987  val 0.994" in line
+    assert ("images/s" in line, line[0] == "╸") == (speed, bar)
+    assert "…" not in line

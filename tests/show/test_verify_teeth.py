@@ -124,6 +124,52 @@ def test_f30_a_wrong_example_fails_at_any_depth(name, trial):
         assert passing(plan, weights, inputs, depth) == [], depth
 
 
+def imported(family, depth, directory):
+    """A model of transformers of width 32, its weights of the sizes that training leaves, as it is imported.
+
+    Initial weights tell little: with N(0, 0.02) at this width gelu reads 0.1, where its forms are 1e-7 apart.
+    """
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    wide = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": depth,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    name, sizes = {
+        "llama": (
+            "LlamaForCausalLM",
+            {**wide, "vocab_size": ROWS, "num_key_value_heads": 2, "rms_norm_eps": 1e-5},
+        ),
+        "gpt2": ("GPT2LMHeadModel", {"vocab_size": ROWS, "n_embd": WIDTH, "n_layer": depth, "n_head": 4}),
+        "bert": ("BertModel", {**wide, "vocab_size": ROWS}),
+        "vit": ("ViTForImageClassification", {**wide, "image_size": 32, "patch_size": 16}),
+    }[family]
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**sizes))
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(1.0 if path.endswith("weight") else 0.0, 0.1)
+            elif any(part in path for part in ("emb", "wte", "wpe", "token")):
+                parameter.normal_(std=0.05)
+            else:
+                writes = any(part in path for part in ("o_proj", "down_proj", "c_proj", "output.dense"))
+                parameter.normal_(std=(0.3 if writes else 1.0) * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(directory)
+    return iso.import_checkpoint(directory)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "vit"])
+@pytest.mark.trial(sample=1, whole=3)
+def test_f30_a_wrong_imported_model_fails_at_any_depth(family, tmp_path, trial):
+    for depth in (2, 12, 48)[: trial.tries]:
+        plan, weights = imported(family, depth, tmp_path / str(depth))
+        inputs = sample_inputs(plan, sample_sizes(plan)[0], trial.seed)
+        assert passing(plan, weights, inputs, depth) == [], depth
+
+
 BLOCKS = (
     'transformer_block({H}, causal={c}, activation="{a}", layer_scale={s})',
     "post_norm_block({H})",
@@ -192,6 +238,8 @@ def test_f30_float32_keeps_within_the_bound_of_random_networks(trial):
         seed = trial.seed * 100_000 + number
         plan, weights, inputs = random_problem(seed)
         truth = numeric_bound(plan, weights, inputs)
+        if max(node.largest for node in truth.nodes) > 1e18:
+            continue  # a norm's squares are beyond the range of float32, which no bound of rounding speaks of
         names = ["torch"]
         if number % 10 == 9:
             pytest.importorskip("flax")

@@ -75,15 +75,18 @@ def rounded_gradients(
             plan, program, primitives, parameters, given, _Random(key), epsilon, differentiated=True
         )
 
-    with context:
-        parameters = {path: to_jax(array, "float64") for path, array in owned_weights(plan, weights).items()}
-        slopes = _slopes(plan, apply, tensors(plan, inputs), cotangents)
-        moved = [slopes(parameters, jax.random.key(seed)) for seed in seeds]
-    for of_parameters, of_inputs in moved:
-        yield Gradients(
+    def moved(seed: int) -> Gradients:
+        with computing(plan, "float64")[1]:
+            of_parameters, of_inputs = slopes(parameters, jax.random.key(seed))
+        return Gradients(
             {path: to_plan(array) for path, array in of_parameters.items()},
             {name: to_plan(array) for name, array in of_inputs.items()},
         )
+
+    with context:
+        parameters = {path: to_jax(array, "float64") for path, array in owned_weights(plan, weights).items()}
+        slopes = _slopes(plan, apply, tensors(plan, inputs), cotangents)
+    return map(moved, seeds)
 
 
 class _Random:
@@ -98,9 +101,6 @@ class _Random:
 
     def constant(self, x: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(x)
-
-    def identity(self, size: int, like: jax.Array) -> jax.Array:
-        return jnp.eye(size, dtype=like.dtype)
 
 
 def _slopes(

@@ -247,8 +247,8 @@ def attend(
         if dropout is not None:
             weights = dropout(weights)
         weights, total = weights.reshape(scores.shape), total.reshape(*scores.shape[:2], 1)
-    out = _batched(weights.astype(v.dtype), v.reshape(B * K, S, v.shape[3])) / total
-    return out.reshape(B, H, T, v.shape[3]).astype(q.dtype)
+    out = _batched(weights.astype(v.dtype), v.reshape(B * K, S, d)) / total
+    return out.reshape(B, H, T, d).astype(q.dtype)
 
 
 _EXACT = frozenset(2.0**-power for power in range(16))

@@ -122,9 +122,6 @@ class _Random:
     def constant(self, x: Array) -> Array:
         return x
 
-    def identity(self, size: int, like: Array) -> Array:
-        return np.eye(size)
-
 
 def _numbers(array: Array, copy: bool) -> Array:
     """A float64 copy of numbers, or floats as they are; what holds none stays as it is, to be refused by name."""

@@ -64,15 +64,15 @@ def rounded_gradients(
         path: _cast(array, "float64").requires_grad_() for path, array in owned_weights(plan, weights).items()
     }
     given = [tensors[name] for name, _ in plan.inputs]
-    for seed in seeds:
-        source = _Random(seed)
-        yield _differentiated(
-            partial(
-                evaluate_rounded, plan, program, primitives, parameters, given, source, epsilon,
-                differentiated=True,
-            ),
-            parameters, tensors, cotangents, "float64",
+
+    def moved(seed: int) -> Gradients:
+        network = partial(
+            evaluate_rounded, plan, program, primitives, parameters, given, _Random(seed), epsilon,
+            differentiated=True,
         )  # fmt: skip
+        return _differentiated(network, parameters, tensors, cotangents, "float64")
+
+    return map(moved, seeds)  # which keeps none of them
 
 
 class _Random:
@@ -86,9 +86,6 @@ class _Random:
 
     def constant(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach()
-
-    def identity(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        return torch.eye(size, dtype=like.dtype)
 
 
 def _differentiated(
