@@ -1,6 +1,6 @@
 """The PyTorch backend's public door: a plan as a ``torch.nn.Module``, and its weights."""
 
-from isomorph.errors import IsomorphError
+from isomorph.backends.available import missing
 
 try:
     from isomorph.backends.torch.build import build
@@ -8,12 +8,6 @@ try:
     from isomorph.backends.torch.onnx import export_onnx
     from isomorph.backends.torch.weights import load_weights, weights
 except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise IsomorphError(
-        "E_BACKEND",
-        "isomorph.torch needs PyTorch, which is not installed",
-        hints=['pip install "isomorph[torch]"'],
-    ) from None
+    raise missing("torch", error) from None
 
 __all__ = ["Network", "build", "export_onnx", "load_weights", "weights"]

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "reference": {"backends", "weights", "plan"},
     "generation": {"plan", "backends", "weights", "operators"},
     "show": {"plan", "operators", "backends", "weights", "testing", "reference", "torch"},
-    "source_code": {"plan", "operators", "weights", "show"},
+    "source_code": {"plan", "operators", "weights", "backends", "show"},
     "training": {"plan", "operators", "backends", "weights", "show", "torch"},
     "testing": {"plan", "operators", "backends", "weights", "show", "reference", "torch"},
 }

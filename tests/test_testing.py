@@ -381,7 +381,7 @@ def test_unknown_operators_and_backends():
 
 
 def test_a_backend_that_is_not_installed(monkeypatch):
-    missing = BACKENDS["torch"]._replace(requires="no_such_framework")
+    missing = BACKENDS["torch"]._replace(requires=("no_such_framework",))
     monkeypatch.setitem(BACKENDS, "torch", missing)
     assert "torch" not in available()
     with pytest.raises(iso.IsomorphError) as caught:

@@ -38,43 +38,52 @@ class Backend(NamedTuple):
     """A backend, as it is without being loaded.
 
     Attributes:
-        requires: the framework that it imports.
-        install: what to install to have that.
+        requires: the packages that it imports, its framework first.
+        title: what people call that.
+        install: what to install to have it.
         abilities: what it can do.
+        device: where it computes when nobody can say where; empty for one that takes a device by name.
         models: the package of the classes that its framework's models are instances of.
         dtypes: what the products of a prepared model are computed in.
         training_requires: what its trainer imports besides.
     """
 
-    requires: str
+    requires: tuple[str, ...]
+    title: str
     install: str
     abilities: tuple[Ability, ...] = ()
+    device: str = ""
     models: str = ""
     dtypes: tuple[str, ...] = ()
     training_requires: str = ""
 
 
 BACKENDS: dict[str, Backend] = {
-    "reference": Backend("numpy", "isomorph"),
+    "reference": Backend(("numpy",), "NumPy", "isomorph"),
     "torch": Backend(
-        "torch",
+        ("torch",),
+        "PyTorch",
         "isomorph[torch]",
         ("differentiate", "train", "generate", "convert", "python", "onnx"),
         models="torch",
         dtypes=("float32", "bfloat16", "int8"),
     ),
     "nnx": Backend(
-        "flax",
+        ("flax", "jax"),
+        "Flax",
         "isomorph[flax]",
         ("differentiate", "train", "generate", "convert", "python"),
+        device="what JAX finds",
         models="flax.nnx",
         dtypes=("float32", "bfloat16"),
         training_requires="optax",
     ),
     "linen": Backend(
-        "flax",
+        ("flax", "jax"),
+        "Flax",
         "isomorph[flax]",
         ("differentiate", "generate", "convert"),
+        device="what JAX finds",
         models="flax.linen",
         dtypes=("float32", "bfloat16"),
     ),
@@ -158,10 +167,27 @@ def load(name: str) -> Harness:
         backend = BACKENDS[name]
         raise IsomorphError(
             "E_BACKEND",
-            f"the backend {name!r} needs {backend.requires}, which is not installed",
+            f"the backend {name!r} needs {backend.requires[0]}, which is not installed",
             hints=[f'pip install "{backend.install}"'],
         )
     return part(name, "harness")
+
+
+def missing(name: str, error: ModuleNotFoundError) -> Exception:
+    """What a backend's public door raises where it cannot be imported: E_BACKEND when its framework is not there."""
+    backend = BACKENDS[name]
+    if error.name not in backend.requires:
+        return error
+    return IsomorphError(
+        "E_BACKEND",
+        f"isomorph.{name} needs {backend.title}, which is not installed",
+        hints=[f'pip install "{backend.install}"'],
+    )
+
+
+def door(name: str) -> Any:
+    """A backend's public door, ``isomorph.torch`` or another."""
+    return import_module(f"isomorph.{name}")
 
 
 def part(name: str, of: str) -> Any:
@@ -230,8 +256,6 @@ def default_backend() -> str:
 def _exists(name: str) -> bool:
     """Whether a backend and its framework are here, judged by their files."""
     package = f"{_OURS}{name}"
-    return (
-        find_spec(BACKENDS[name].requires) is not None
-        and find_spec(package) is not None
-        and find_spec(f"{package}.harness") is not None
+    return all(
+        find_spec(one) is not None for one in (*BACKENDS[name].requires, package, f"{package}.harness")
     )

@@ -74,7 +74,7 @@ class InputContracts:
         self.names = tuple(name for name, _ in plan.inputs)
         self._full = full
         self.values = tuple(plan.values[value] for _, value in plan.inputs)
-        self._kinds = DTYPE_KINDS if kinds is None else kinds
+        self._kinds: Mapping[Any, str] = DTYPE_KINDS if kinds is None else kinds
         self._rules = tuple(self._rule(index) for index in range(len(self.names)))
         self._origins: dict[str, tuple[int, int]] = {}
         for rule in self._rules:

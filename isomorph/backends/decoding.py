@@ -77,6 +77,10 @@ class Decoder(Protocol):
 class DecodingBackend(Protocol):
     """The functions of a module ``isomorph.backends.<name>.decoding``."""
 
+    def build(self, plan: Plan, weights: Mapping[str, Any], **options: Any) -> Any:
+        """A model that generates, of weights by parameter path; options are those of the backend's own ``build``."""
+        ...
+
     def plan_of(self, model: Any) -> Plan:
         """The plan of a model, or E_ARGUMENT when it is none of this backend's or was taken apart."""
         ...

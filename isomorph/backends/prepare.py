@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from isomorph.backends.available import part_for
+from isomorph.backends.available import BACKENDS, part_for
 from isomorph.errors import IsomorphError, shorten
-
-DTYPES = {
-    "torch": ("float32", "bfloat16", "int8"),
-    "nnx": ("float32", "bfloat16"),
-    "linen": ("float32", "bfloat16"),
-}
 
 
 class Prepared(Protocol):
@@ -63,36 +57,23 @@ def prepare(
     if isinstance(model, engine.Engine):
         raise IsomorphError("E_ARGUMENT", "the model is prepared already", hints=["prepare the model itself"])
     if training:
-        return _for_training(model, backend, dtype, checkpointing)
+        if dtype is not None:
+            raise IsomorphError(
+                "E_ARGUMENT",
+                f"a network for training computes in its own dtype, got dtype={shorten(dtype)}",
+                hints=["use torch.autocast around the forward pass"],
+            )
+        return engine.prepare_training(model, checkpointing=checkpointing)
     if checkpointing:
         raise IsomorphError(
             "E_ARGUMENT",
             "checkpointing is for training",
             hints=["prepare(model, training=True, checkpointing=True)"],
         )
-    if dtype is not None and dtype not in DTYPES[backend]:
+    dtypes = BACKENDS[backend].dtypes
+    if dtype is not None and dtype not in dtypes:
         raise IsomorphError(
             "E_ARGUMENT",
-            f"dtype must be one of {', '.join(DTYPES[backend])} for {backend}, got {shorten(dtype)}",
+            f"dtype must be one of {', '.join(dtypes)} for {backend}, got {shorten(dtype)}",
         )
     return engine.prepare(model, dtype)
-
-
-def _for_training(model: Any, backend: str, dtype: Any, checkpointing: bool) -> Any:
-    if backend != "torch":
-        raise IsomorphError(
-            "E_ARGUMENT",
-            f"training=True is for models of PyTorch, got one of {backend}",
-            hints=[
-                "compile its training step as a whole, its state donated: jax.jit(step, donate_argnums=0)"
-            ],
-        )
-    if dtype is not None:
-        raise IsomorphError(
-            "E_ARGUMENT",
-            f"a network for training computes in its own dtype, got dtype={shorten(dtype)}",
-            hints=["use torch.autocast around the forward pass"],
-        )
-    from isomorph.backends.torch.fast_training import prepare_training
-
-    return prepare_training(model, checkpointing=checkpointing)

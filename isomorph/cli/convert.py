@@ -15,27 +15,23 @@ No framework is needed to write any of them.
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Mapping
 
-import numpy as np
-
-from isomorph.backends.jax.layers import places
+from isomorph.backends.available import able, part
 from isomorph.cli.network import inputs_of, model_file, open_network
 from isomorph.errors import IsomorphError, did_you_mean, shorten
-from isomorph.plan import Plan
 from isomorph.weights.file import tensor_content
 from isomorph.writing.marks import Kind, tensors_marked
 from isomorph.writing.rule import file_target
 
-FRAMEWORKS = ("torch", "nnx", "linen")
 MARK = "isomorph.convert"
 CONVERTED = Kind("file of converted weights", (".safetensors",), tensors_marked(MARK))
 
 
 def run(model: str, to: str, out: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Write the file, beside the model unless told where, and say what is in it."""
-    if to not in FRAMEWORKS:
-        hints = did_you_mean(to, FRAMEWORKS) or [f"--to {' | '.join(FRAMEWORKS)}"]
+    frameworks = able("convert")
+    if to not in frameworks:
+        hints = did_you_mean(to, frameworks) or [f"--to {' | '.join(frameworks)}"]
         raise IsomorphError("E_ARGUMENT", f"there is no framework {shorten(to)} to convert to", hints=hints)
     plan, weights = open_network(model)
     if weights is None:
@@ -47,33 +43,15 @@ def run(model: str, to: str, out: str | None, *, force: bool, json: bool, quiet:
     source = model_file(model)
     path = source.with_name(f"{source.stem}.{to}.safetensors") if out is None else out
     target = file_target(path, CONVERTED, "--out", inputs=inputs_of(model), force=force)
-    found = tensors(plan, weights, to)
-    metadata = {"format": "pt" if to == "torch" else "flax", MARK: to}
-    target.write(tensor_content(found, metadata))
-    size = sum(array.nbytes for array in found.values())
+    layout = part(to, "tensors")
+    arrays = layout.tensors(plan, weights)
+    target.write(tensor_content(arrays, {"format": layout.FORMAT, MARK: to}))
+    size = sum(array.nbytes for array in arrays.values())
     if target.streams:
         return
     if json:
-        print(json_text.dumps({"file": target.name, "to": to, "arrays": len(found), "bytes": size}, indent=2))
-    elif not quiet:
-        print(f"{target.name}: {len(found)} arrays for {to}, {size:,} bytes")
-
-
-def tensors(plan: Plan, weights: Mapping[str, np.ndarray], to: str) -> dict[str, np.ndarray]:
-    """A framework's arrays by its own names.
-
-    Args:
-        plan: the network.
-        weights: arrays in plan layout by parameter path.
-        to: ``torch``, ``nnx`` or ``linen``.
-    """
-    if to == "torch":
-        tied = {path: weights[owner].copy() for path, owner in plan.ties.items()}
-        return {**weights, **tied}
-    prefixes = ("params.", "frozen.") if to == "linen" else ("", "")
-    return {
-        prefixes[place.frozen] + ".".join(place.path): np.ascontiguousarray(
-            weights[path].T if place.transposed else weights[path]
+        print(
+            json_text.dumps({"file": target.name, "to": to, "arrays": len(arrays), "bytes": size}, indent=2)
         )
-        for path, place in places(plan).items()
-    }
+    elif not quiet:
+        print(f"{target.name}: {len(arrays)} arrays for {to}, {size:,} bytes")

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from isomorph.backends.available import able, door
 from isomorph.cli.network import inputs_of, model_file, open_network
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.plan import DTYPE_BYTES, Plan
@@ -44,7 +45,7 @@ def run(
         )
     rule: dict[str, Any] = {"force": force, "inputs": inputs_of(model)}
     if to == "python":
-        _run_python(plan, weights, out, framework or "torch", rule, json=json, quiet=quiet)
+        _run_python(plan, weights, out, framework or able("python")[0], rule, json=json, quiet=quiet)
         return
     assert weights is not None
     if to == "onnx":
@@ -100,13 +101,14 @@ def _run_onnx(
 ) -> None:
     """Write ``model.onnx``, and say what it takes and how far onnxruntime is from the reference."""
     from isomorph.show.memory import available_bytes
-    from isomorph.torch import export_onnx
 
     needed, room = _comparison_bytes(plan), available_bytes()
     directory = Path(out)
     compare = room is None or needed <= room
     with made_directory(directory):
-        written = export_onnx(directory / ONNX_FILE, plan, weights, compare=compare, **rule)
+        written = door(able("onnx")[0]).export_onnx(
+            directory / ONNX_FILE, plan, weights, compare=compare, **rule
+        )
     if json:
         comparisons = [one._asdict() for one in written.comparisons]
         files = {"model": written.path, "data": written.data}

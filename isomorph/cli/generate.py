@@ -10,6 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from isomorph.backends import available
+from isomorph.backends.decoding import DecodingBackend
 from isomorph.cli.network import model_file, open_network
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.generation.decoding_layout import decoding_layout
@@ -17,7 +19,6 @@ from isomorph.generation.settings import GenerationSettings, unfollowed_text
 from isomorph.generation.tokens import Tokenizer, open_tokenizer
 from isomorph.plan import Plan
 
-BACKENDS = ("torch", "nnx", "linen")
 MAX_NEW_TOKENS = 128
 """Where neither the command nor the model says it."""
 
@@ -170,22 +171,18 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _build(plan: Plan, weights: Mapping[str, Any], backend: str | None, device: str | None) -> Any:
-    from isomorph.backends.available import available
-
-    usable = available()
-    name = backend or next((name for name in BACKENDS if name in usable), "torch")
-    if name not in BACKENDS:
-        hints = did_you_mean(name, BACKENDS) or [f"--backend {' | '.join(BACKENDS)}"]
+    able = available.able("generate")
+    name = backend or available.preferred("generate") or able[0]
+    if name not in able:
+        hints = did_you_mean(name, able) or [f"--backend {' | '.join(able)}"]
         raise IsomorphError("E_ARGUMENT", f"no backend {shorten(name)} generates text", hints=hints)
-    if device is not None and name != "torch":
-        raise IsomorphError("E_ARGUMENT", f"--device is for torch; {name} uses what JAX finds")
-    import isomorph
-
-    if name == "torch":
-        return isomorph.torch.build(plan, weights, device=device or "cpu")
-    if name == "nnx":
-        return isomorph.nnx.build(plan, weights)
-    return isomorph.linen.build(plan).bind(isomorph.linen.variables(plan, weights))
+    place = available.BACKENDS[name].device
+    if device is not None and place:
+        others = " and ".join(other for other in able if not available.BACKENDS[other].device)
+        raise IsomorphError("E_ARGUMENT", f"--device is for {others}; {name} uses {place}")
+    available.load(name)  # for its errors
+    decoding: DecodingBackend = available.part(name, "decoding")
+    return decoding.build(plan, weights, **({} if device is None else {"device": device}))
 
 
 def _texts(steps: Iterable[Any], prompt: list[int], tokenizer: Tokenizer, stops: Stops) -> Iterator[str]:

@@ -341,3 +341,7 @@ def _draw(initial: Initializer, shape: str, dtype: str) -> Expression:
         return call(f'nnx.initializers.variance_scaling({scale}, {mode}, "{kind}", {axes})', *given)
     gain = literal(getattr(initial, "gain", 1.0))
     return call(f"nnx.initializers.orthogonal({gain}, column_axis=0)", *given)
+
+
+WORDS = NNXText
+"""What :mod:`isomorph.source_code.write` asks every framework's module for."""

@@ -333,3 +333,7 @@ def _draw(target: str, initial: Initializer) -> Expression:
     else:
         name, values = f"{initial.scheme}_", {"gain": getattr(initial, "gain", 1.0)}
     return call(f"nn.init.{name}", target, *(f"{key}={literal(value)}" for key, value in values.items()))
+
+
+WORDS = TorchText
+"""What :mod:`isomorph.source_code.write` asks every framework's module for."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import builtins
 import itertools
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
+from isomorph.backends.available import able
 from isomorph.dimensions import show_shape
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.initializers import Initializer
@@ -22,7 +24,6 @@ from isomorph.source_code.network import Network, Place
 from isomorph.source_code.outline import Helper
 from isomorph.source_code.record import Step
 
-FRAMEWORKS = ("torch", "nnx")
 LONGEST_TUPLE = 4
 """A longer table of numbers stands in front of the classes, under a name."""
 MOST_TIES_IN_LINES = 4
@@ -44,23 +45,18 @@ def write_python(plan: Plan, framework: str = "torch") -> str:
             for the value of a size that is known at run time alone, or calls what the framework has no text for.
     """
     Plan.expect(plan)
-    if framework not in FRAMEWORKS:
+    frameworks = able("python")
+    if framework not in frameworks:
         raise IsomorphError(
             "E_ARGUMENT",
             f"there is no framework {shorten(framework)} to write for",
-            hints=did_you_mean(framework, FRAMEWORKS) or [f"frameworks: {', '.join(FRAMEWORKS)}"],
+            hints=did_you_mean(framework, frameworks) or [f"frameworks: {', '.join(frameworks)}"],
         )
     return _File(plan, _words(framework)).text()
 
 
-def _words(name: str) -> Framework:
-    if name == "torch":
-        from isomorph.source_code.torch_text import TorchText
-
-        return TorchText()
-    from isomorph.source_code.nnx_text import NNXText
-
-    return NNXText()
+def _words(framework: str) -> Framework:
+    return import_module(f"isomorph.source_code.{framework}_text").WORDS()
 
 
 class _File:

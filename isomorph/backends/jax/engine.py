@@ -16,7 +16,7 @@ from math import inf
 from operator import attrgetter, is_
 from threading import Lock
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -37,6 +37,7 @@ from isomorph.backends.trace import derived
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.derived import Weight
 from isomorph.backends.trace.rewrite import rewritten
+from isomorph.errors import IsomorphError
 
 Tensor = jax.Array
 MOST_SHAPES = 64
@@ -245,6 +246,15 @@ class Engine:
         state = State(marks, "", dtype, narrow, functions)
         state.weights = state.arrays_of(functions.keys, self.source)
         return state
+
+
+def refuse_training(name: str) -> NoReturn:
+    """E_ARGUMENT: no model of Flax is prepared for training; the backend has this name."""
+    raise IsomorphError(
+        "E_ARGUMENT",
+        f"training=True is for models of PyTorch, got one of {name}",
+        hints=["compile its training step as a whole, its state donated: jax.jit(step, donate_argnums=0)"],
+    )
 
 
 def _computed(function: Any, weights: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:

@@ -10,14 +10,21 @@ from isomorph.backends.decoding import Layout
 from isomorph.backends.jax import decoding
 from isomorph.backends.jax.decoding import Array, CompiledLayout, JaxDecoder, Layers, like, slots, to_numpy
 from isomorph.backends.linen.build import Network
+from isomorph.backends.linen.build import build as unbound
 from isomorph.backends.linen.layers import PRIMITIVES, calling
+from isomorph.backends.linen.weights import variables
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Plan
 
 if TYPE_CHECKING:
     from flax import linen as nn
 
-__all__ = ["inputs", "like", "plan_of", "slots", "start", "to_numpy"]
+__all__ = ["build", "inputs", "like", "plan_of", "slots", "start", "to_numpy"]
+
+
+def build(plan: Plan, weights: Mapping[str, Any]) -> nn.Module:
+    """A module bound to the weights."""
+    return unbound(plan).bind(variables(plan, weights))
 
 
 def plan_of(model: nn.Module) -> Plan:

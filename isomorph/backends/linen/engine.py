@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from isomorph.backends.jax.engine import Engine
+from isomorph.backends.jax.engine import Engine, refuse_training
 from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.linen import decoding
 from isomorph.backends.linen.layers import FROZEN, PARAMS, held
@@ -62,3 +62,8 @@ def prepare(model: nn.Module, dtype: str | None = None) -> Engine:
         )
     bound: Any = model
     return Engine(bound.prepared, LinenSource(model), dtype)
+
+
+def prepare_training(model: Any, *, checkpointing: bool = False) -> NoReturn:
+    """E_ARGUMENT: there is nothing to prepare."""
+    refuse_training("linen")

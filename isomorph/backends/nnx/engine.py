@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jax import lax
 from jax.core import Tracer
 
 from isomorph.backends.engine import is_patched
-from isomorph.backends.jax.engine import Engine
+from isomorph.backends.jax.engine import Engine, refuse_training
 from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.jax.layers import LEAVES, inside, native
 from isomorph.backends.jax.primitives import PRECISION
@@ -190,3 +190,8 @@ def prepare(model: nnx.Module, dtype: str | None = None) -> Engine:
         got = shorten(type(model).__name__)
         raise IsomorphError("E_ARGUMENT", f"expected a network from isomorph.nnx.build, got {got}")
     return Engine(model._prepared, NnxSource(model), dtype)
+
+
+def prepare_training(model: Any, *, checkpointing: bool = False) -> NoReturn:
+    """E_ARGUMENT: there is nothing to prepare."""
+    refuse_training("nnx")

@@ -24,7 +24,7 @@ from isomorph.backends.decoding import (
     run_moving,
 )
 from isomorph.backends.torch import kernels, primitives
-from isomorph.backends.torch.build import usable_device
+from isomorph.backends.torch.build import build, usable_device
 from isomorph.backends.torch.cache import Array, Tensor, TorchMemory, to_scores
 from isomorph.backends.torch.engine import Engine
 from isomorph.backends.torch.engine_decoding import EngineDecoder
@@ -35,6 +35,8 @@ from isomorph.backends.torch.weights import to_tensor, unwrap
 from isomorph.errors import IsomorphError
 from isomorph.operators.declare import Operator
 from isomorph.plan import Plan
+
+__all__ = ["build", "inputs", "like", "plan_of", "slots", "start", "to_numpy"]
 
 
 def plan_of(model: Any) -> Plan:

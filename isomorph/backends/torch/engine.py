@@ -26,6 +26,7 @@ from isomorph.backends.engine import (
 )
 from isomorph.backends.large_pages import Uses
 from isomorph.backends.torch import primitives
+from isomorph.backends.torch.fast_training import prepare_training
 from isomorph.backends.torch.network import Network
 from isomorph.backends.torch.store import Store
 from isomorph.backends.torch.watching import Watch, departure, expected_parts, in_evaluation
@@ -34,6 +35,8 @@ from isomorph.backends.torch.writer import TorchWriter, eager
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
 from isomorph.errors import IsomorphError
+
+__all__ = ["Engine", "prepare", "prepare_training"]
 
 Tensor = torch.Tensor
 MOST_PROGRAMS = 64
