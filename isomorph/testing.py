@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isomorph.backends.available import Gradients, Harness, available, load
+from isomorph.backends.available import REFERENCE, Gradients, Harness, available, load, preferred
 from isomorph.backends.samples import order_one_weights, rounded, sample_inputs, sample_sizes
 from isomorph.dimensions import evaluate
 from isomorph.errors import IsomorphError, shorten
@@ -275,17 +275,19 @@ def compare_gradients(
 ) -> list[Comparison]:
     """Derivatives of ``sum(output * cotangent)``, with random cotangents of order one.
 
-    The torch backend in float64, where it is installed, is compared with central differences of the
-    reference in random directions; then every backend in the plan's dtype with it.
+    The preferred backend that differentiates, torch where it is installed, is compared in float64 with central
+    differences of the reference in random directions; then every backend in the plan's dtype with it.
     """
-    if "torch" not in available():
+    differentiator = preferred("differentiate")
+    if differentiator is None:
         return []
     problem = _GradientProblem.draw(plan, seed)
-    exact = load("torch").gradients(plan, problem.weights, problem.inputs, problem.cotangents, "float64")
+    given = (problem.weights, problem.inputs, problem.cotangents)
+    exact = load(differentiator).gradients(plan, *given, "float64")
     assert exact is not None
-    found = list(problem.against_differences(exact, example, seed))
+    found = list(problem.against_differences(differentiator, exact, example, seed))
     for backend, harness in harnesses.items():
-        got = harness.gradients(plan, problem.weights, problem.inputs, problem.cotangents, plan.dtype)
+        got = harness.gradients(plan, *given, plan.dtype)
         if got is not None:
             found += problem.against_exact(backend, got, exact, example)
     return found
@@ -313,10 +315,12 @@ class _GradientProblem(NamedTuple):
         """The number, with the arrays of ``point`` in place of weights and inputs."""
         weights = {path: point[f"weight {path}"] for path in self.weights}
         inputs = {name: point.get(f"input {name}", array) for name, array in self.inputs.items()}
-        outputs = load("reference").forward(self.plan, weights, inputs, "float64")
+        outputs = load(REFERENCE).forward(self.plan, weights, inputs, "float64")
         return float(sum((outputs[name] * cotangent).sum() for name, cotangent in self.cotangents.items()))
 
-    def against_differences(self, exact: Gradients, example: int, seed: int) -> Iterator[Comparison]:
+    def against_differences(
+        self, backend: str, exact: Gradients, example: int, seed: int
+    ) -> Iterator[Comparison]:
         from isomorph.backends.reference.differences import directional_derivative
 
         point = {f"weight {path}": array for path, array in self.weights.items()}
@@ -331,7 +335,7 @@ class _GradientProblem(NamedTuple):
             products = [slopes[key] * d for key, d in direction.items()]
             difference = abs(measured - float(sum(p.sum() for p in products)))
             bound = DERIVATIVE_TOLERANCE * float(sum(np.abs(p).sum() for p in products))
-            yield Comparison(example, "torch", f"float64 derivative, direction {number}", difference, bound)
+            yield Comparison(example, backend, f"float64 derivative, direction {number}", difference, bound)
 
     def against_exact(
         self, backend: str, got: Gradients, exact: Gradients, example: int

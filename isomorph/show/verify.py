@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isomorph.backends.available import Gradients, Harness, available, load
+from isomorph.backends.available import REFERENCE, Gradients, Harness, available, load, preferred
 from isomorph.backends.bounds import (
     EPSILON,
     GRADIENT_MARGIN,
@@ -27,9 +27,6 @@ from isomorph.testing import sample_inputs, sample_sizes
 from isomorph.weights.initial import check_seed, numpy_dtype
 
 Array = np.ndarray[Any, Any]
-
-DIFFERENTIATORS = ("torch", "nnx", "linen")
-"""Backends whose derivatives in double precision serve as the true ones, the preferred one first."""
 
 
 class Agreement(NamedTuple):
@@ -109,8 +106,8 @@ def verify(
     """Run every installed backend, forward and backward, and compare with the reference.
 
     The backends compute in float32 (a float64 plan in float64). The true outputs are the reference's; the
-    true gradients, of the sum of all outputs times random numbers, are those of the first installed backend
-    of :data:`DIFFERENTIATORS` in double precision. Bounds are those of :mod:`isomorph.backends.bounds`.
+    true gradients, of the sum of all outputs times random numbers, are those of the preferred
+    backend that differentiates, torch where it is installed, in double precision. Bounds are those of :mod:`isomorph.backends.bounds`.
 
     Args:
         plan: the network.
@@ -125,7 +122,7 @@ def verify(
             installed, E_RESOURCE when the comparison would not fit into memory.
     """
     check_seed(seed)
-    names = [name for name in (available() if backends is None else backends) if name != "reference"]
+    names = [name for name in (available() if backends is None else backends) if name != REFERENCE]
     if not names:
         raise IsomorphError(
             "E_BACKEND",
@@ -140,8 +137,7 @@ def verify(
     truth = numeric_bound(plan, problem.weights, problem.inputs, dtype=problem.dtype)
     reference_seconds = time.perf_counter() - begun
     problem.project(truth.outputs)
-    slopes, bounds, installed = None, {}, available()
-    differentiator = next((name for name in DIFFERENTIATORS if name in installed), None)
+    slopes, bounds, differentiator = None, {}, preferred("differentiate")
     if differentiator is not None:
         progress("gradients in double precision")
         slopes = problem.gradients(load(differentiator), "float64")
