@@ -106,8 +106,9 @@ def verify(
     """Run every installed backend, forward and backward, and compare with the reference.
 
     The backends compute in float32 (a float64 plan in float64). The true outputs are the reference's; the
-    true gradients, of the sum of all outputs times random numbers, are those of the preferred
-    backend that differentiates, torch where it is installed, in double precision. Bounds are those of :mod:`isomorph.backends.bounds`.
+    true gradients, of the sum of all outputs times random numbers, are those of the preferred backend that
+    differentiates, torch where it is installed, in double precision. Bounds are those of
+    :mod:`isomorph.backends.bounds`.
 
     Args:
         plan: the network.
