@@ -18,6 +18,8 @@ jax = pytest.importorskip("jax")
 from flax import nnx  # noqa: E402
 from torch import nn  # noqa: E402
 
+from isomorph.backends.torch import kernels  # noqa: E402
+
 TEXT = 'embedding(7, 8, name="wte")\ntransformer_block(2, name="block")\nlayer_norm(name="norm")\nlinear(3, name="head")'
 IDS = torch.tensor([[1, 2, 3], [4, 0, 6]])
 
@@ -136,6 +138,36 @@ def test_f3_every_engine_of_a_model_sees_a_write(write):
     third = iso.prepare(model)
     for engine in (second, first, third):
         close(engine, model)
+
+
+READING = {
+    "text": 'ids = input("B", "T", dtype="int64")\nembedding(9, 64)\npos_embed(16)\n'
+    "transformer_block(4, causal=True)\nattention(4, causal=True, kv_heads=2)\nlinear(9)",
+    "image": 'x = input("B", 3, 16, 16)\npatch_embed(64, 8)\npos_embed(4)\ntransformer_block(4)\nmean(1)\nlinear(5)',
+}
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("prepared", [None, "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("network", READING)
+def test_reading_a_model_is_no_change(monkeypatch, network, dtype, prepared, onednn):
+    """Whichever kernels read it: what was derived is derived once."""
+    if onednn and kernels.onednn() is None:
+        pytest.skip("this PyTorch packs nothing")
+    monkeypatch.setattr(kernels, "prefers_onednn", lambda *_: onednn)
+    model = iso.torch.build(iso.resolve(READING[network])).to(dtype)
+    x = torch.tensor([[1, 2, 3]]) if network == "text" else torch.ones(1, 3, 16, 16, dtype=dtype)
+    engine = iso.prepare(model, prepared)
+    state = engine._state
+    for _ in range(2):
+        engine(x)
+        if network == "text":
+            iso.generate(engine, [1, 2, 3], 2)
+            iso.generate(model, [1, 2, 3], 2)
+        model(x).sum().backward()
+        engine(x)
+        assert engine._state is state
 
 
 def test_f3_marking_leaves_a_model_as_it_was():

@@ -163,8 +163,10 @@ class QuickLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight
         rows = input.numel() // max(1, input.shape[-1])
-        if input.dtype == weight.dtype and kernels.prefers_onednn(
-            rows, tuple(weight.shape), weight.dtype, weight.device
+        if (
+            input.dtype == weight.dtype
+            and kernels.prefers_onednn(rows, tuple(weight.shape), weight.dtype, weight.device)
+            and not kernels.is_marked(weight)  # by an engine beside, which would take reading it for a write
         ):
             operators = kernels.onednn()
             assert operators is not None

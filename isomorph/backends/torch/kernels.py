@@ -95,6 +95,18 @@ def _wrong(kernels: OneDNN) -> str:
     return ""
 
 
+is_marked: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda tensor: False)
+"""Whether memory bears the mark by which a write to it is noticed; see :mod:`isomorph.backends.torch.watching`."""
+
+
+def unmarked(tensor: Tensor) -> Tensor:
+    """The same numbers where oneDNN may read them: a copy, where the memory is marked.
+
+    oneDNN's operators ask for memory to write to, even that which they only read, so the mark would go.
+    """
+    return tensor.clone() if is_marked(tensor) else tensor
+
+
 def keep_at_hand(weight: Tensor) -> None:
     """Let a weight be read faster; see :func:`isomorph.backends.large_pages.in_large_pages`."""
     if weight.is_mkldnn:

@@ -39,11 +39,17 @@ class Store:
         """An expression's value in the compute dtype; a lone parameter shares the model's memory."""
         return self._once(("tensor", weight), lambda: self._made(weight, self.compute_dtype))
 
+    def unmarked(self, weight: Weight) -> Tensor:
+        """The value where oneDNN may read it."""
+        return self._once(("unmarked", weight), lambda: kernels.unmarked(self.tensor(weight)))
+
     def packed(self, weight: Weight, rows: int) -> Tensor:
         """The value as oneDNN wants it."""
         operators = kernels.onednn()
         assert operators is not None
-        return self._once(("packed", weight), lambda: operators.pack(self._unkept(weight), rows))
+        return self._once(
+            ("packed", weight), lambda: operators.pack(kernels.unmarked(self._unkept(weight)), rows)
+        )
 
     def keep_at_hand(self) -> None:
         """Let the weights of products be read faster, which takes a while."""

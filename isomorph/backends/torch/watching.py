@@ -25,6 +25,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from isomorph.backends.engine import is_patched
+from isomorph.backends.torch.kernels import is_marked
 from isomorph.backends.torch.layers import layer
 from isomorph.backends.torch.network import Network
 from isomorph.plan import Plan
@@ -33,7 +34,6 @@ Tensor = torch.Tensor
 
 _changes = attrgetter("_version", "shape")
 _address = Tensor.data_ptr
-_is_marked = getattr(torch._C, "_is_cow_tensor", lambda tensor: False)
 _COMPUTING = ("forward", "__call__", "_call_impl")
 _functions = attrgetter(*_COMPUTING)
 _INERT = (nn.Dropout, nn.Identity)  # either may stand where the other does: they do nothing in evaluation
@@ -110,7 +110,7 @@ class Watch:
     def _same_values(self) -> bool:
         return (
             not self._touched
-            and all(map(_is_marked, self._marked))
+            and all(map(is_marked, self._marked))
             and all(map(Tensor.is_set_to, self._marked, self._memory))
             and (not self._counted or self._same_counts())
         )
@@ -134,7 +134,7 @@ class Watch:
         )
 
     def _look(self) -> None:
-        self._touched = self._touched or not all(map(_is_marked, self._marked))
+        self._touched = self._touched or not all(map(is_marked, self._marked))
 
 
 def _mark(tensor: Tensor) -> bool:
@@ -146,9 +146,9 @@ def _mark(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" or tensor.is_inference() or not hasattr(tensor, "_lazy_clone"):
         return False
     try:
-        if not _is_marked(tensor):
+        if not is_marked(tensor):
             tensor.detach()._lazy_clone()
-        return _is_marked(tensor)
+        return is_marked(tensor)
     except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
         return False
 

@@ -174,10 +174,9 @@ class TorchWriter(Writer):
         other = None if op.residual is None else read(op.residual)
         if self._store.eight_bits:
             return self._finish(self._by_eight_bits(op, x, program), op, other)
-        bias = self.weight(op.bias)
         if kernels.prefers_onednn(rows, _sizes(op, program), self._store.compute_dtype, self._store.device):
-            return self._by_onednn(op, x, rows, bias, other)
-        weight = self._store.tensor(op.weight)
+            return self._by_onednn(op, x, rows, other)
+        weight, bias = self._store.tensor(op.weight), self.weight(op.bias)
         if len(shape) != 2 or (op.bias is None and other is None):
             return self._finish(f"linear({x}, {self.name(weight, 'w')}, {bias})", op, other)
         transposed = self.name(weight.t(), "w")
@@ -185,14 +184,16 @@ class TorchWriter(Writer):
             return f"addmm({other}, {x}, {transposed})"
         return self._finish(f"addmm({bias}, {x}, {transposed})", op, other)
 
-    def _by_onednn(self, op: Op, x: str, rows: int, bias: str, other: str | None) -> str:
+    def _by_onednn(self, op: Op, x: str, rows: int, other: str | None) -> str:
         assert op.weight is not None
         operators = kernels.onednn()
         assert operators is not None
         self.scope["onednn_linear"], self.scope["onednn_add"] = operators.linear, operators.add
         packed = self.name(self._store.packed(op.weight, rows), "w")
-        if other is not None:
-            return f'onednn_add({x}, {other}, {packed}, {bias}, "add")'
+        bias = "None" if op.bias is None else self.name(self._store.unmarked(op.bias), "w")
+        if other is not None:  # which may be a parameter, such as a table of positions
+            self.scope["unmarked"] = kernels.unmarked
+            return f'onednn_add({x}, unmarked({other}), {packed}, {bias}, "add")'
         attr, algorithm = "none", ""
         if op.activation is not None:
             known = kernels.fused(op.activation[0], dict(op.activation[1]))
