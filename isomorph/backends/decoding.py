@@ -124,8 +124,10 @@ class _Ids(NamedTuple):
 
 def check_contracts(
     layout: Layout, shape: tuple[int, int], inputs: Mapping[int, Any], kinds: Mapping[Any, str]
-) -> None:
-    """E_RUNTIME unless the further inputs, and the ids' number of rows, meet the plan's contracts.
+) -> dict[int, Any]:
+    """The further inputs as a call of the model takes them: masks of integers made boolean.
+
+    E_RUNTIME unless they, and the ids' number of rows, meet the plan's contracts.
 
     Args:
         layout: how the plan generates text.
@@ -141,7 +143,10 @@ def check_contracts(
     integer = next(dtype for dtype, kind in kinds.items() if kind == "int")
     tensors = {**inputs, ids: _Ids(shape, integer)}
     kept = tuple((name, value) for name, value in plan.inputs if value in tensors)
-    InputContracts(replace(plan, inputs=kept), kinds).check([tensors[value] for _, value in kept])
+    contracts = InputContracts(replace(plan, inputs=kept), kinds)
+    bound = contracts.bind([tensors[value] for _, value in kept], {})
+    contracts.check(bound)
+    return {value: tensor for (_, value), tensor in zip(kept, bound, strict=True) if value in inputs}
 
 
 def symbol_sizes(layout: Layout, inputs: Mapping[int, Any], kinds: Mapping[Any, str]) -> dict[str, int]:

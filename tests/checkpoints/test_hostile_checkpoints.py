@@ -144,9 +144,9 @@ def test_a_tensor_that_repeats_one_number_without_end_is_not_written_out(directo
     os.remove(directory / "model.safetensors")
     arrays["transformer.wte.weight"] = torch.zeros(1).expand(1 << 40, 4)
     torch.save(arrays, directory / "pytorch_model.bin")
-    assert refused(directory, "E_WEIGHTS").hints == (
-        "misshapen: wte.weight in pytorch_model.bin: expected [7, 4], got [1099511627776, 4]",
-    )
+    error = refused(directory)
+    assert "transformer.wte.weight" in error.message and "bytes in all" in error.message
+    assert error.hints == ("save the tensor's clone(), which holds every number",)
 
 
 @pytest.mark.parametrize("form", ["safetensors", "zip", "legacy"])

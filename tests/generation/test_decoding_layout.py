@@ -130,14 +130,13 @@ def test_the_limit_is_that_of_the_ids(ids, body, limit):
     assert layout_of(ids, f"{body}\nattention(2, causal=True)").limit == limit
 
 
-@pytest.mark.parametrize("ids", ["B, 2*T", "B, T+S", "N, N", "B, -1*T+9"])
+@pytest.mark.parametrize("ids", ["B, 2*T", "B, T+S", "N, N"])
 def test_ids_that_cannot_grow_by_one(ids):
     quoted = ", ".join(f'"{part}"' for part in ids.split(", "))
     with pytest.raises(iso.IsomorphError) as caught:
         layout_of(quoted, "gelu()")
-    shown = ids.replace("-1*T+9", "-T+9")
     assert str(caught.value) == (
-        f"E_ARGUMENT: the network cannot generate text: its ids are ids[{shown}], and a text that grows has every length\n"
+        f"E_ARGUMENT: the network cannot generate text: its ids are ids[{ids}], and a text that grows has every length\n"
         '  declare them as in ids = input("B", "T", dtype="int64")'
     )
 

@@ -612,7 +612,10 @@ def test_further_inputs_are_checked_as_a_call_checks_them(models, kind):
     plan = iso.resolve(READER)
     model = models(plan, iso.initial_weights(plan), kind)
     f, m, ids = np.ones((2, 4, 12), np.float32), np.ones((2, 4), bool), [[1, 2], [3, 4]]
-    assert iso.generate(model, ids, 2, inputs={"f": f, "m": m}).shape == (2, 4)
+    m[1, 2:] = False
+    generated = iso.generate(model, ids, 2, inputs={"f": f, "m": m})
+    assert generated.shape == (2, 4)
+    assert np.array_equal(iso.generate(model, ids, 2, inputs={"f": f, "m": m.astype(np.int32)}), generated)
     for wrong, said in (
         ({"f": f[:1]}, "input f: expected [B, S, 12] float32, got [1, 4, 12] float32: axis 0 must be B=2 (from axis 0 of ids)"),
         ({"f": np.tile(f, (2, 1, 1)), "m": np.tile(m, (2, 1))}, "axis 0 must be B=2 (from axis 0 of ids)"),
@@ -621,7 +624,7 @@ def test_further_inputs_are_checked_as_a_call_checks_them(models, kind):
         ({"f": f[0]}, "its rank must be 3"),
         ({"f": f.astype(np.float16)}, "input f: expected float32, the network's dtype, got float16"),
         ({"f": f.astype(np.int32)}, "it must have a floating-point dtype"),
-        ({"m": m.astype(np.int32)}, "it must have dtype bool"),
+        ({"m": m.astype(np.float32)}, "it must have dtype bool"),
         ({"f": f.tolist()}, "input f: expected a "),
         ({"m": None}, "input m: expected a "),
     ):  # fmt: skip

@@ -77,6 +77,8 @@ def test_f2_threads_of_one_process_keep_each_other_out(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:os.fork")  # where JAX was loaded before; the child computes nothing
+@pytest.mark.filterwarnings("ignore:This process")  # the same from Python 3.12 on
 def test_f2_a_forked_worker_neither_owns_the_directory_nor_keeps_it_from_the_next(tmp_path):
     ready, done = os.pipe(), os.pipe()
     with Ownership(tmp_path / "run") as owner:

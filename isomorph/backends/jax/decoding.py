@@ -276,7 +276,7 @@ def checked_inputs(
         with suppress(TypeError):  # of a dtype that JAX does not have, which the contract refuses
             array = jnp.asarray(array)
         found[value] = array
-    check_contracts(layout, shape, found, KINDS)
+    found = check_contracts(layout, shape, found, KINDS)
     if dtype is not None:
         for index in layout.others:
             prepared.check_dtype(index, found[layout.plan.inputs[index][1]], dtype)

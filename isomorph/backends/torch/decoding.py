@@ -142,7 +142,7 @@ def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[st
         if tensor is None:
             raise no_tensor(name, given[name])
         found[value] = tensor
-    check_contracts(layout, shape, found, KINDS)
+    found = check_contracts(layout, shape, found, KINDS)
     for index in layout.others:
         if index in network._compute_inputs:
             network._check_dtype(index, found[layout.plan.inputs[index][1]])
