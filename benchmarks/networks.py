@@ -8,7 +8,7 @@ import numpy as np
 
 import isomorph as iso
 from harness import Options
-from isomorph.backends.bounds import numeric_bound
+from isomorph.agreement.bounds import numeric_bound
 
 Array = np.ndarray[Any, Any]
 EPS = 1e-5

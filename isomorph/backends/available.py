@@ -9,7 +9,7 @@ a line in the table and a module ``harness`` that offers :class:`Harness`, which
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 
 if TYPE_CHECKING:
-    from isomorph.backends.trace.program import Program
     from isomorph.backends.trainer import TrainerFactory
     from isomorph.plan import Plan
+    from isomorph.primitives import Primitives, Tensor
 
 Ability = Literal["differentiate", "train", "generate", "convert", "python", "onnx"]
 """What a backend may be able to do:
@@ -101,6 +101,24 @@ class Gradients(NamedTuple):
     inputs: dict[str, Any]
 
 
+class Noise(Protocol):
+    """What a backend offers beside its primitives so that results can be moved at random."""
+
+    def random(self, like: Tensor) -> Tensor:
+        """Numbers uniform in -1..1 of the shape and dtype of ``like``; at every call others."""
+        ...
+
+    def constant(self, x: Tensor) -> Tensor:
+        """The same values, through which nothing is differentiated."""
+        ...
+
+
+Evaluation = Callable[
+    ["Primitives", Mapping[str, "Tensor"], Sequence["Tensor"], Noise], Mapping[str, "Tensor"]
+]
+"""Outputs by name from a backend's primitives, its tensors by parameter path and by input in order, and noise."""
+
+
 class Harness(Protocol):
     """How a backend is run on NumPy arrays; the functions of a module named ``harness``."""
 
@@ -121,19 +139,18 @@ class Harness(Protocol):
         """Derivatives of ``sum(output * cotangent)``; None where the backend has no derivatives."""
         ...
 
-    def rounded_gradients(
+    def noisy_gradients(
         self,
+        evaluate: Evaluation,
         plan: Plan,
-        program: Program,
         weights: Mapping[str, Any],
         inputs: Mapping[str, Any],
         cotangents: Mapping[str, Any],
-        epsilon: float,
         seeds: Iterable[int],
     ) -> Iterator[Gradients]:
-        """The same in float64, every result moved as rounding to ``epsilon`` may move it; one for each seed.
+        """The same in float64 of what ``evaluate`` makes of the plan's tensors; one for each seed of its noise.
 
-        ``program`` is the plan's trace at the inputs' sizes. Nothing where the backend has no derivatives.
+        Nothing where the backend has no derivatives.
         """
         ...
 

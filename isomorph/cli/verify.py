@@ -11,8 +11,8 @@ from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from isomorph.agreement.verify import Agreement, Verification, verify
 from isomorph.cli.network import Contracts, open_network, read_sizes
-from isomorph.show.verify import Agreement, Verification, verify
 
 
 def run(

@@ -11,8 +11,8 @@ from jax import numpy as jnp
 
 import isomorph as iso
 from isomorph import testing
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.backends.available import load
-from isomorph.backends.bounds import numeric_bound
 from isomorph.backends.jax.harness import compiled_quickly, tensors
 from isomorph.backends.nnx.layers import Frozen
 from isomorph.operators import catalogue

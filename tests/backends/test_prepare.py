@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.backends.bounds import numeric_bound
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.operators import catalogue
 from isomorph.show.page import resolve_example
 from isomorph.testing import order_one_weights, sample_inputs, sample_sizes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from isomorph.backends.bounds import numeric_bound
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.backends.reference.layers import layer
 from isomorph.errors import IsomorphError
 from isomorph.operators.activation import Dropout

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.backends.bounds import numeric_bound
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.backends.bounds import numeric_bound
+from isomorph.agreement import onnx as comparing
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.operators import catalogue
 from isomorph.show.page import resolve_example
 from isomorph.testing import order_one_weights, sample_inputs
@@ -260,8 +261,8 @@ def test_what_was_compared_is_told(tmp_path: Path) -> None:
         expected = iso.reference.build(plan, weights)(x)
         assert one.difference == np.max(np.abs(session.run(None, {"x": x})[0] - expected)) > 0
         assert one.difference <= one.bound == numeric_bound(plan, weights, [x]).total
-    assert str(exporting.Comparison({"B": 2}, 0.25, 0.5)) == "difference 0.25, allowed 0.5 at B=2"
-    assert str(exporting.Comparison({}, 0.25, 0.5)) == "difference 0.25, allowed 0.5"
+    assert str(comparing.Comparison({"B": 2}, 0.25, 0.5)) == "difference 0.25, allowed 0.5 at B=2"
+    assert str(comparing.Comparison({}, 0.25, 0.5)) == "difference 0.25, allowed 0.5"
 
 
 DEEP = """
@@ -503,7 +504,7 @@ def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path, monk
     x = sample_inputs(plan, {})["x"]
     other = {"n0.weight": np.array([[3.0]])}
     monkeypatch.setattr(
-        exporting,
+        comparing,
         "numeric_bound",
         lambda plan, weights, *given, **options: numeric_bound(plan, other, *given, **options),
     )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.backends import available
-from isomorph.backends.bounds import numeric_bound
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -13,8 +13,8 @@ import transformers
 from real_checkpoints import NotFetched, fetch
 
 import isomorph as iso
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.backends import available
-from isomorph.backends.bounds import numeric_bound
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import isomorph as iso
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.backends import available
-from isomorph.backends.bounds import numeric_bound
 from isomorph.checkpoints.timm_variants import HEADS, read_variant
 
 GENERATOR = np.random.default_rng(0)

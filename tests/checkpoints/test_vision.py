@@ -10,8 +10,8 @@ import torch
 import transformers
 
 import isomorph as iso
+from isomorph.agreement.bounds import numeric_bound
 from isomorph.backends import available
-from isomorph.backends.bounds import numeric_bound
 from isomorph.checkpoints.dinov2 import DINOV2 as DINOV2_FAMILY
 from isomorph.checkpoints.dinov2 import DINOV2_WITH_REGISTERS, hidden_width
 from isomorph.checkpoints.family import read_options

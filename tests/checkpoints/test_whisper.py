@@ -339,8 +339,8 @@ def test_the_documented_ways_to_edit_and_to_run(whisper, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_widths_of_whisper_tiny(tmp_path):
     """As published, with two layers on either side, in float32: torch and NNX within the network's bound."""
+    from isomorph.agreement.bounds import numeric_bound
     from isomorph.backends import available
-    from isomorph.backends.bounds import numeric_bound
 
     torch.manual_seed(0)
     config = transformers.WhisperConfig(encoder_layers=2, decoder_layers=2)

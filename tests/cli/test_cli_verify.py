@@ -7,10 +7,10 @@ import re
 import pytest
 
 import isomorph as iso
+from isomorph.agreement import verify as verifying
 from isomorph.backends.torch import harness
 from isomorph.plan.resolve import resolve_file
 from isomorph.show import memory
-from isomorph.show import verify as show_verify
 
 pytest.importorskip("torch")
 
@@ -97,7 +97,7 @@ def test_a_negative_seed_is_refused(isomorph, block):
 def test_a_network_too_large_for_the_memory_is_refused_at_once(isomorph, tmp_path, monkeypatch):
     path = tmp_path / "large.net"
     path.write_text('input("B", 10000)\nfor _ in range(10):\n    linear(10000, bias=False)\n')
-    monkeypatch.setattr(show_verify, "available_bytes", lambda: 5 << 30)
+    monkeypatch.setattr(verifying, "available_bytes", lambda: 5 << 30)
     # 10 * 10,000**2 parameters of 40 bytes, and ten outputs of 2 * 10,000 elements of 24 bytes:
     # 40,000,000,000 + 4,800,000 bytes = 37.26 * 2**30.
     assert isomorph("verify", path) == (
@@ -107,7 +107,7 @@ def test_a_network_too_large_for_the_memory_is_refused_at_once(isomorph, tmp_pat
         "5.0 GiB of memory are available\n"
         "  verify a smaller network: fewer repeated blocks or a narrower width test the same operators\n",
     )
-    assert show_verify.verification_bytes(resolve_file(path), {"B": 2}) == 40_004_800_000
+    assert verifying.verification_bytes(resolve_file(path), {"B": 2}) == 40_004_800_000
 
 
 def test_the_available_memory_is_that_of_this_machine():

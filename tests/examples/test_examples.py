@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import isomorph as iso
-from isomorph.show.verify import verify
+from isomorph.agreement.verify import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.net"))

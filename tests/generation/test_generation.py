@@ -131,7 +131,7 @@ def test_equal_ids_of_prepared_models(network, models, framework, name):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_narrow_prepared_models_generate(network, dtype):
     """Scores of each step within the bound of bfloat16 from those of the whole sequence at once."""
-    from isomorph.backends.bounds import numeric_bound
+    from isomorph.agreement.bounds import numeric_bound
 
     for name in NETWORKS:
         plan, weights = network(name)

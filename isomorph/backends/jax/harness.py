@@ -14,13 +14,11 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from isomorph.backends.available import Gradients
+from isomorph.backends.available import Evaluation, Gradients
 from isomorph.backends.contract import DTYPE_KINDS
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.compiling import known_options
 from isomorph.backends.jax.weights import to_jax, to_plan
-from isomorph.backends.rounding import evaluate_rounded
-from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan
 from isomorph.weights.convert import owned_weights
 
@@ -57,25 +55,22 @@ def differentiate(
     return of_parameters, {name: to_plan(array) for name, array in of_inputs.items()}
 
 
-def rounded_gradients(
+def noisy_gradients(
+    evaluate: Evaluation,
     plan: Plan,
-    program: Program,
     weights: Mapping[str, Any],
     inputs: Mapping[str, Any],
     cotangents: Mapping[str, Any],
-    epsilon: float,
     seeds: Iterable[int],
 ) -> Iterator[Gradients]:
-    """Derivatives in float64, every result moved as rounding to ``epsilon`` may move it; one for each seed."""
+    """Derivatives in float64 of what ``evaluate`` makes of the plan's tensors; one for each seed of its noise."""
     plan, context = computing(plan, "float64")
 
     def apply(parameters: Any, named: Mapping[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
         given = [named[name] for name, _ in plan.inputs]
-        return evaluate_rounded(
-            plan, program, primitives, parameters, given, _Random(key), epsilon, differentiated=True
-        )
+        return dict(evaluate(primitives, parameters, given, _Noise(key)))
 
-    def moved(seed: int) -> Gradients:
+    def noisy(seed: int) -> Gradients:
         with computing(plan, "float64")[1]:
             of_parameters, of_inputs = slopes(parameters, jax.random.key(seed))
         return Gradients(
@@ -86,11 +81,11 @@ def rounded_gradients(
     with context:
         parameters = {path: to_jax(array, "float64") for path, array in owned_weights(plan, weights).items()}
         slopes = _slopes(plan, apply, tensors(plan, inputs), cotangents)
-    return map(moved, seeds)
+    return map(noisy, seeds)
 
 
-class _Random:
-    """What the primitives lack so that results can be moved."""
+class _Noise:
+    """JAX's :class:`isomorph.backends.available.Noise`."""
 
     def __init__(self, key: jax.Array) -> None:
         self._key = key

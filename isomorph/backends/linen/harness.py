@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from isomorph.backends.available import Gradients
-from isomorph.backends.jax.harness import Apply, computing, differentiate, rounded_gradients, run
+from isomorph.backends.jax.harness import Apply, computing, differentiate, noisy_gradients, run
 from isomorph.backends.linen.build import build
 from isomorph.backends.linen.weights import variables
 from isomorph.backends.linen.weights import weights as weights_of
 from isomorph.plan import Plan
 
-__all__ = ["forward", "gradients", "rounded_gradients"]
+__all__ = ["forward", "gradients", "noisy_gradients"]
 
 if TYPE_CHECKING:
     import jax

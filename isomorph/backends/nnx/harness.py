@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from flax import nnx
 
 from isomorph.backends.available import Gradients
-from isomorph.backends.jax.harness import computing, differentiate, rounded_gradients, run
+from isomorph.backends.jax.harness import computing, differentiate, noisy_gradients, run
 from isomorph.backends.nnx.build import build
 from isomorph.backends.nnx.layers import Frozen
 from isomorph.backends.nnx.weights import weights as weights_of
 from isomorph.plan import Plan
 
-__all__ = ["forward", "gradients", "rounded_gradients"]
+__all__ = ["forward", "gradients", "noisy_gradients"]
 
 if TYPE_CHECKING:
     import jax

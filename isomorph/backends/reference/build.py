@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isomorph.backends.available import Evaluation
 from isomorph.backends.contract import DTYPE_KINDS, InputContracts
 from isomorph.backends.holder import Holder, Observer, evaluate, with_ties
 from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.backends.reference.layers import to_float64
-from isomorph.backends.rounding import evaluate_rounded
-from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan
 from isomorph.primitives import Primitives
 from isomorph.weights.convert import owned_weights, to_array
@@ -85,22 +84,10 @@ class ReferenceNetwork:
             outputs = evaluate(self.plan, self._holders, self._ready(arrays), observe)
         return {name: np.array(array) for name, array in outputs.items()}  # owned by the caller
 
-    def run_rounded(
-        self, inputs: Sequence[Array], program: Program, epsilon: float, seed: int
-    ) -> dict[str, Array]:
-        """Outputs by name, every result inside moved at random, as far as rounding may move it.
-
-        Args:
-            inputs: arrays that :meth:`run` takes, in order.
-            program: the plan's trace at their sizes.
-            epsilon: of the dtype whose rounding is imitated.
-            seed: equal seeds move equally.
-        """
-        source, ready = _Random(seed), self._ready(inputs)
+    def evaluated(self, evaluate: Evaluation, inputs: Sequence[Array], seed: int) -> dict[str, Array]:
+        """Outputs by name as ``evaluate`` makes them of float64 tensors and noise; equal seeds give equal noise."""
         with np.errstate(all="ignore"):
-            return evaluate_rounded(
-                self.plan, program, numpy_primitives, self._parameters, ready, source, epsilon
-            )
+            return dict(evaluate(numpy_primitives, self._parameters, self._ready(inputs), _Noise(seed)))
 
     def _ready(self, arrays: Sequence[Array]) -> list[Array]:
         """Floating-point inputs in float64, the others as they are."""
@@ -110,8 +97,8 @@ class ReferenceNetwork:
         ]
 
 
-class _Random:
-    """What the primitives lack so that results can be moved."""
+class _Noise:
+    """NumPy's :class:`isomorph.backends.available.Noise`."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.default_rng(seed)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from isomorph.backends.available import Gradients
+from isomorph.backends.available import Evaluation, Gradients
 from isomorph.backends.reference.build import run
-from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan
 
 
@@ -28,13 +27,12 @@ def gradients(
     """None: the reference has no derivatives of its own, only central differences."""
 
 
-def rounded_gradients(
+def noisy_gradients(
+    evaluate: Evaluation,
     plan: Plan,
-    program: Program,
     weights: Mapping[str, Any],
     inputs: Mapping[str, Any],
     cotangents: Mapping[str, Any],
-    epsilon: float,
     seeds: Iterable[int],
 ) -> Iterator[Gradients]:
     """None at all, for the same reason."""

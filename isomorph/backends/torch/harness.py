@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from isomorph.backends.available import Gradients
+from isomorph.backends.available import Evaluation, Gradients
 from isomorph.backends.contract import DTYPE_KINDS
-from isomorph.backends.rounding import evaluate_rounded
 from isomorph.backends.torch import primitives
 from isomorph.backends.torch.build import build
 from isomorph.backends.torch.network import Network
 from isomorph.backends.torch.weights import to_numpy, to_tensor
-from isomorph.backends.trace.program import Program
 from isomorph.plan import Plan
 from isomorph.weights.convert import owned_weights
 
@@ -49,34 +47,30 @@ def gradients(
     return _differentiated(lambda: _outputs(network, tensors), parameters, tensors, cotangents, dtype)
 
 
-def rounded_gradients(
+def noisy_gradients(
+    evaluate: Evaluation,
     plan: Plan,
-    program: Program,
     weights: Mapping[str, Any],
     inputs: Mapping[str, Any],
     cotangents: Mapping[str, Any],
-    epsilon: float,
     seeds: Iterable[int],
 ) -> Iterator[Gradients]:
-    """The same in float64, every result moved as rounding to ``epsilon`` may move it; one for each seed."""
+    """The same in float64 of what ``evaluate`` makes of the plan's tensors; one for each seed of its noise."""
     tensors = _tensors(plan, inputs, "float64")
     parameters = {
         path: _cast(array, "float64").requires_grad_() for path, array in owned_weights(plan, weights).items()
     }
     given = [tensors[name] for name, _ in plan.inputs]
 
-    def moved(seed: int) -> Gradients:
-        network = partial(
-            evaluate_rounded, plan, program, primitives, parameters, given, _Random(seed), epsilon,
-            differentiated=True,
-        )  # fmt: skip
+    def noisy(seed: int) -> Gradients:
+        network = partial(evaluate, primitives, parameters, given, _Noise(seed))
         return _differentiated(network, parameters, tensors, cotangents, "float64")
 
-    return map(moved, seeds)  # which keeps none of them
+    return map(noisy, seeds)  # which keeps none of them
 
 
-class _Random:
-    """What the primitives lack so that results can be moved."""
+class _Noise:
+    """PyTorch's :class:`isomorph.backends.available.Noise`."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)

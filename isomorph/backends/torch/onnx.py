@@ -10,16 +10,15 @@ makes of them, and a NaN at a future position of causal attention reaches the ea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from isomorph.backends.bounds import NumericBound, numeric_bound
-from isomorph.backends.samples import sample_inputs, sample_sizes
-from isomorph.backends.torch.onnx_file import EXTERNAL_BYTES, publish, write, write_outline
+from isomorph.backends.torch.onnx_file import publish, write, write_outline
 from isomorph.backends.torch.onnx_graph import LONE_OUTPUT, model_of
 from isomorph.backends.torch.weights import to_tensor
 from isomorph.dimensions import show_shape
@@ -42,27 +41,8 @@ _REFUSED = {
 }
 
 
-class Comparison(NamedTuple):
-    """The written model in onnxruntime against the float64 reference, at one choice of sizes.
-
-    Attributes:
-        sizes: the value of every symbol.
-        difference: ``max |y - y_ref|`` over all outputs.
-        bound: what it may be (:mod:`isomorph.backends.bounds`).
-    """
-
-    sizes: dict[str, int]
-    difference: float
-    bound: float
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the difference is within its bound; NaN is not."""
-        return self.difference <= self.bound
-
-    def __str__(self) -> str:
-        where = " at " + ", ".join(f"{symbol}={size}" for symbol, size in self.sizes.items())
-        return f"difference {self.difference:.3g}, allowed {self.bound:.3g}{where if self.sizes else ''}"
+Compare = Callable[[Plan, Mapping[str, Any], Callable[..., list[Any]]], tuple[Any, ...]]
+"""What compares a file with the reference: of the plan, its weights, and outputs as a function of a list of inputs."""
 
 
 class OnnxModel(NamedTuple):
@@ -72,49 +52,27 @@ class OnnxModel(NamedTuple):
         path: the model.
         data: the file with its weights, beside it; None when they are in the model.
         inputs, outputs: shape and dtype by name, as text.
-        comparisons: one for each choice of sizes tried.
+        comparisons: one for each choice of sizes tried (:class:`isomorph.agreement.onnx.Comparison`).
     """
 
     path: str
     data: str | None
     inputs: dict[str, str]
     outputs: dict[str, str]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Any, ...]
 
 
 def export_onnx(
     path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     plan: Plan,
     weights: Mapping[str, Any],
+    compare: Compare | None,
     *,
-    compare: bool = True,
-    external_bytes: int = EXTERNAL_BYTES,
-    force: bool = False,
-    inputs: Sequence[Input] = (),
+    external_bytes: int,
+    force: bool,
+    inputs: Sequence[Input],
 ) -> OnnxModel:
-    """Write a network, in evaluation mode, as an ONNX file for any sizes of its symbols.
-
-    The file is checked before it takes its name: by ``onnx.checker``, and in onnxruntime at two choices of
-    sizes, neither of them the one it was captured at. A process that is killed leaves what was there before,
-    or the new model, whole, and perhaps a hidden directory ``.<name>.<random>.tmp``. A lone output without a
-    name is called ``output``.
-
-    Args:
-        path: the file; ``.onnx`` or no extension. Its directory must exist.
-        plan: the network, of dtype float32 or float16.
-        weights: arrays by parameter path, such as a backend's ``weights(model)``; a tied one is stored once.
-        compare: whether to run the reference, for which one parameter after the other is widened to 8 bytes per
-            element, and onnxruntime, which maps them from the file.
-        external_bytes: weights that take more are written to ``<name>.<16 hex digits>.data`` beside the file.
-        force: whether a file that was not exported here is replaced.
-        inputs: paths of what is read meanwhile, which is never replaced.
-
-    Raises:
-        IsomorphError: E_BACKEND when a package is missing, when ``torch.export`` cannot capture an operator,
-            or when onnxruntime does not compute what the reference computes; E_ARGUMENT when the plan cannot
-            be said in ONNX; E_WEIGHTS when the weights are not exactly the plan's; E_OUTPUT when something else
-            has the name, or the file cannot be written. They leave what was there.
-    """
+    """What :func:`isomorph.torch.export_onnx` does, which says what each argument is."""
     named = Target(path_text(path, "the model's path"), ONNX, tuple(inputs), force, alone=False)
     refuse_extension(named.name, ONNX.extensions, bare=True)
     _refuse_inexpressible(Plan.expect(plan))
@@ -128,7 +86,7 @@ def export_onnx(
         written = write(model, workplace / target.name, external_bytes)
         light = write_outline(written[0])
         _check_format(light)
-        comparisons = _compared(light, plan, stored) if compare else ()
+        comparisons = compare(plan, stored, partial(_run, light)) if compare else ()
         named.check()
         publish(written, target)
     data = str(target.with_name(written[1].name)) if len(written) > 1 else None
@@ -199,20 +157,6 @@ def _check_format(path: Path) -> None:
         raise IsomorphError("E_BACKEND", f"the exported model is not valid ONNX: {first}") from error
 
 
-def _compared(path: Path, plan: Plan, weights: Mapping[str, Any]) -> tuple[Comparison, ...]:
-    """The file in onnxruntime against the reference; E_BACKEND where it differs or cannot be run.
-
-    One after the other, lest both be in memory at once.
-    """
-    tried = sample_sizes(plan)[:2]
-    computed = _run(path, [sample_inputs(plan, sizes) for sizes in tried])
-    found = []
-    for sizes, outputs in zip(tried, computed, strict=True):
-        inputs = sample_inputs(plan, sizes)
-        found.append(_comparison(outputs, numeric_bound(plan, weights, inputs, dtype=plan.dtype), sizes))
-    return tuple(found)
-
-
 def _run(path: Path, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The outputs for each mapping of inputs."""
     import onnxruntime
@@ -231,18 +175,3 @@ def _run(path: Path, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
     except Exception as error:  # onnxruntime has no exception class of its own that is public
         first = str(error).strip().splitlines()[0]
         raise IsomorphError("E_BACKEND", f"onnxruntime cannot run the exported model: {first}") from error
-
-
-def _comparison(outputs: Sequence[Any], truth: NumericBound, sizes: dict[str, int]) -> Comparison:
-    difference = 0.0
-    for found, expected in zip(outputs, truth.outputs.values(), strict=True):
-        apart = np.abs(np.asarray(found, np.float64) - expected) if found.shape == expected.shape else np.inf
-        difference = float(np.maximum(difference, np.max(apart, initial=0.0)))  # NaN stays NaN
-    comparison = Comparison(sizes, difference, truth.total)
-    if not comparison.agrees:
-        raise IsomorphError(
-            "E_BACKEND",
-            f"onnxruntime does not compute what the reference computes: {comparison}",
-            hints=["nothing was written"],
-        )
-    return comparison

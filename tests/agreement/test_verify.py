@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.agreement.verify import Agreement, verify
 from isomorph.backends import available
 from isomorph.backends.torch import harness
 from isomorph.errors import IsomorphError
-from isomorph.show.verify import Agreement, verify
 
 pytest.importorskip("torch")
 

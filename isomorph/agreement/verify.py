@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from isomorph.backends.available import REFERENCE, Gradients, Harness, available, load, preferred
-from isomorph.backends.bounds import (
+from isomorph.agreement.bounds import (
     EPSILON,
     GRADIENT_MARGIN,
     NumericBound,
     measured_bounds,
     numeric_bound,
 )
-from isomorph.backends.probe import probe
-from isomorph.backends.rounding import RUNS
+from isomorph.agreement.probe import probe
+from isomorph.agreement.rounding import RUNS, evaluate_rounded
+from isomorph.agreement.samples import sample_inputs, sample_sizes
+from isomorph.backends.available import REFERENCE, Gradients, Harness, available, load, preferred
 from isomorph.backends.trace.build import sizes_with
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
 from isomorph.show.memory import available_bytes, verification_bytes
-from isomorph.testing import sample_inputs, sample_sizes
 from isomorph.weights.initial import check_seed, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -108,11 +109,11 @@ def verify(
     The backends compute in float32 (a float64 plan in float64). The true outputs are the reference's; the
     true gradients, of the sum of all outputs times random numbers, are those of the preferred backend that
     differentiates, torch where it is installed, in double precision. Bounds are those of
-    :mod:`isomorph.backends.bounds`.
+    :mod:`isomorph.agreement.bounds`.
 
     Args:
         plan: the network.
-        weights: its weights; drawn when None so that losing any of them shows (:mod:`isomorph.backends.probe`).
+        weights: its weights; drawn when None so that losing any of them shows (:mod:`isomorph.agreement.probe`).
         sizes: values of symbols; small ones are chosen for those left out.
         seed: of inputs, projections and drawn weights.
         backends: those to compare; all that are installed by default.
@@ -190,8 +191,12 @@ class _Problem:
 
     def gradient_bounds(self, harness: Harness, exact: Gradients, truth: NumericBound) -> dict[str, float]:
         """How far each parameter's gradient may be off: what rounding does to it, measured."""
-        epsilon, arrays = EPSILON[self.dtype], (self.plan, truth.program, self.weights, self.inputs)
-        moved = harness.rounded_gradients(*arrays, self.cotangents, epsilon, range(RUNS))
+        evaluate = partial(
+            evaluate_rounded, self.plan, truth.program, epsilon=EPSILON[self.dtype], differentiated=True
+        )
+        moved = harness.noisy_gradients(
+            evaluate, self.plan, self.weights, self.inputs, self.cotangents, range(RUNS)
+        )
         parameters = map(attrgetter("parameters"), moved)
         return measured_bounds(exact.parameters, parameters, self.dtype, GRADIENT_MARGIN)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isomorph.backends.bounds import EPSILON, gradient_bound, numeric_bound, value_bound
+from isomorph.agreement.bounds import EPSILON, gradient_bound, numeric_bound, value_bound
 from isomorph.plan.resolve import resolve
 
 

@@ -9,8 +9,9 @@ terms which cancel in a gradient leave what rounding leaves of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
+from isomorph.backends.available import Noise
 from isomorph.backends.holder import Holder, evaluate, with_ties
 from isomorph.backends.trace.program import Program, Step
 from isomorph.plan import Plan
@@ -18,18 +19,6 @@ from isomorph.primitives import Primitives, Tensor
 
 RUNS = 3
 """How many times a network is moved."""
-
-
-class Source(Protocol):
-    """What a backend offers beside its primitives so that results can be moved."""
-
-    def random(self, like: Tensor) -> Tensor:
-        """Numbers uniform in -1..1 of the shape and dtype of ``like``; at every call others."""
-        ...
-
-    def constant(self, x: Tensor) -> Tensor:
-        """The same values, through which nothing is differentiated."""
-        ...
 
 
 def amplitude(terms: int) -> float:
@@ -48,7 +37,7 @@ def evaluate_rounded(
     primitives: Primitives,
     parameters: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
-    source: Source,
+    noise: Noise,
     epsilon: float,
     *,
     differentiated: bool = False,
@@ -61,11 +50,11 @@ def evaluate_rounded(
         primitives: a backend's.
         parameters: the backend's tensors by path, in plan layout and double precision.
         inputs: its tensors in order; floating-point ones are moved too.
-        source: random numbers.
+        noise: random numbers.
         epsilon: that of the dtype whose rounding is imitated.
         differentiated: whether gradients are wanted: then the sums that they are made of count too.
     """
-    rounding = _Rounding(program, primitives, source, epsilon, differentiated)
+    rounding = _Rounding(program, primitives, noise, epsilon, differentiated)
     wrapped = with_ties(plan, parameters, lambda tensor: _Tensor(tensor, rounding))
     holders = [Holder(node.operator, cast("Primitives", rounding), wrapped, node.name) for node in plan.nodes]
     floating = [program.values[value].dtype.startswith(("float", "bfloat")) for _, value in plan.inputs]
@@ -117,9 +106,9 @@ class _Rounding:
     """A backend's primitives on wrapped tensors, in step with the trace."""
 
     def __init__(
-        self, program: Program, primitives: Primitives, source: Source, epsilon: float, differentiated: bool
+        self, program: Program, primitives: Primitives, noise: Noise, epsilon: float, differentiated: bool
     ) -> None:
-        self._program, self._primitives, self._source = program, primitives, source
+        self._program, self._primitives, self._noise = program, primitives, noise
         self._epsilon, self._differentiated = epsilon, differentiated
         self._steps = iter(program.steps)
 
@@ -162,14 +151,14 @@ class _Rounding:
         F, length = self._primitives, x.shape[axis]
         out = F.softmax(x.value, axis)
         if self._differentiated and length:
-            slopes, constant = self._slopes(out, x.value), self._source.constant
+            slopes, constant = self._slopes(out, x.value), self._noise.constant
             lost = F.mean(slopes, axis, True) * length * constant(self._lost(out, length))
             out = out + self._lost(slopes, length) + lost
         return self.result("softmax", out)
 
     def _slopes(self, slope: Tensor, x: Tensor) -> Tensor:
         """Zeros, whose derivative by x is ``slope``."""
-        constant = self._source.constant
+        constant = self._noise.constant
         return constant(slope) * (x - constant(x))
 
     def _lost(self, x: Tensor, terms: int) -> Tensor:
@@ -194,7 +183,7 @@ class _Rounding:
         out = attend(q.value, k.value, self._moved(v.value, terms))
         if not self._differentiated:
             return self.result("attention", out)
-        constant = self._source.constant
+        constant = self._noise.constant
         query, key = constant(q.value), constant(k.value)
         mean_key = constant(attend(query, key, key))
         score = self._summed(query * mean_key)  # the mean over the keys, each with its weight
@@ -207,7 +196,7 @@ class _Rounding:
         )  # each product, of numbers that were rounded before
         out = out + (lost - constant(lost)) + change * constant(2 * both)
         # Kernels make the weights anew as exp(score - log of the sum), which is rounded in units of the score.
-        anew = self._epsilon / 2 * self._source.random(score) * abs(score)
+        anew = self._epsilon / 2 * self._noise.random(score) * abs(score)
         return self.result("attention", out + anew * (out - constant(out)))
 
     def _summed(self, products: Tensor) -> Tensor:
@@ -236,7 +225,7 @@ class _Rounding:
         return _Tensor(moved, self)
 
     def _moved(self, x: Tensor, terms: int) -> Tensor:
-        return x * (1 + self._epsilon * amplitude(terms) * self._source.random(x))
+        return x * (1 + self._epsilon * amplitude(terms) * self._noise.random(x))
 
     def _beside(self, x: Tensor) -> Tensor:
         """How far a function of one element is off where its own value says too little.
@@ -245,9 +234,9 @@ class _Rounding:
         which the derivative of a sigmoid is computed as. Half an epsilon, of x where that is below 1; in the
         derivative likewise.
         """
-        fixed = self._source.constant(x)
+        fixed = self._noise.constant(x)
         up_to_one = 1 - 1 / (1 + abs(fixed))
-        numbers = self._source.random(x) * up_to_one + self._source.random(x) * (x - fixed)
+        numbers = self._noise.random(x) * up_to_one + self._noise.random(x) * (x - fixed)
         return self._epsilon / 2 * numbers
 
     def _terms_of_gradient(self, step: Step) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 import isomorph as iso
 from isomorph import testing
+from isomorph.agreement.check import idle_parameters
 from isomorph.backends.available import BACKENDS, available, load
 from isomorph.initializers import Constant
 from isomorph.operators import catalogue
@@ -427,4 +428,4 @@ def test_a_parameter_that_nothing_depends_on():
         "  shift"
     )
     plan = iso.resolve("attention(2)", input=("B", 3, 4))  # the key's bias has no effect, and is used
-    assert not any(testing.idle_parameters(plan, type(plan.nodes[0].operator)).values())
+    assert not any(idle_parameters(plan, type(plan.nodes[0].operator)).values())

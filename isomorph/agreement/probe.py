@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isomorph.backends.samples import rounded, sample_inputs
+from isomorph.agreement.samples import rounded, sample_inputs
 from isomorph.backends.trace.build import trace
 from isomorph.backends.trace.program import Program, Step
 from isomorph.plan import Plan

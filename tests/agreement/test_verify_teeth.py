@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.agreement.bounds import numeric_bound
+from isomorph.agreement.probe import probe
+from isomorph.agreement.samples import order_one_weights, sample_inputs, sample_sizes
+from isomorph.agreement.verify import verify
 from isomorph.backends.available import load
-from isomorph.backends.bounds import numeric_bound
-from isomorph.backends.probe import probe
 from isomorph.backends.reference import primitives
 from isomorph.backends.reference.build import ReferenceNetwork
-from isomorph.backends.samples import order_one_weights, sample_inputs, sample_sizes
-from isomorph.show.verify import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WIDTH, ROWS = 32, 100

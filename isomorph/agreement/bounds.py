@@ -1,7 +1,7 @@
 """How far a backend in finite precision may be from the float64 reference.
 
 What rounding does to a network is measured: the reference runs again with every result inside moved at random, as far
-as rounding may move it (:mod:`isomorph.backends.rounding`), and an output may be off by :data:`MARGIN` times the
+as rounding may move it (:mod:`isomorph.agreement.rounding`), and an output may be off by :data:`MARGIN` times the
 largest change. Gradients likewise, in a differentiator's double precision, by :data:`GRADIENT_MARGIN`.
 
 One operator has bounds in closed form besides. Its values: ``4 eps sqrt(K) max(1, max |y_ref|)`` with K its longest
@@ -13,14 +13,15 @@ row + eps of the norm)``: what is lost when the mean of a row is far larger than
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from isomorph.agreement.rounding import RUNS, evaluate_rounded
 from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.backends.reference.build import ReferenceNetwork
-from isomorph.backends.rounding import RUNS
 from isomorph.backends.trace.build import parameter_rows, trace
 from isomorph.backends.trace.program import Program
 from isomorph.plan import Node, Plan
@@ -111,7 +112,8 @@ def numeric_bound(
         nodes.append(NodeBound(node.name, node.operator.name, reduction, largest, norms, bound))
 
     outputs = network.run(arrays, observe)
-    moved = (network.run_rounded(arrays, program, EPSILON[dtype], seed) for seed in range(RUNS))
+    evaluate = partial(evaluate_rounded, plan, program, epsilon=EPSILON[dtype])
+    moved = (network.evaluated(evaluate, arrays, seed) for seed in range(RUNS))
     by_output = measured_bounds(outputs, moved, dtype)
     total = max(by_output.values(), default=0.0)
     return NumericBound(total, by_output, tuple(nodes), outputs, program)
