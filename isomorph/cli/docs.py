@@ -8,9 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+from isomorph.display.page import catalogue_page, docstring, operator_page
 from isomorph.errors import IsomorphError
 from isomorph.operators import catalogue
-from isomorph.show.page import catalogue_page, docstring, operator_page
 from isomorph.writing.marks import text_kind
 from isomorph.writing.rule import Target, directory_target, made_directory, write_files
 

@@ -6,10 +6,10 @@ import os
 import sys
 
 from isomorph.cli.network import Contracts, inputs_of, open_network, read_sizes
+from isomorph.display.mermaid import MERMAID
+from isomorph.display.svg import SVG
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.paths import path_text
-from isomorph.show.mermaid import MERMAID
-from isomorph.show.svg import SVG
 from isomorph.writing.rule import Target, refuse_extension
 
 FORMATS = {"svg": SVG, "mermaid": MERMAID}
@@ -80,9 +80,9 @@ def _picture(
 ) -> str:
     plan, sizes = open_network(file, contracts).plan, read_sizes(size)
     if attention:
-        from isomorph.show.attention_pattern import draw_attention
+        from isomorph.display.attention_pattern import draw_attention
 
         return draw_attention(plan, length, sizes)
-    from isomorph.show.diagram import draw_mermaid, draw_svg
+    from isomorph.display.diagram import draw_mermaid, draw_svg
 
     return (draw_mermaid if mermaid else draw_svg)(plan, sizes)

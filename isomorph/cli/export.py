@@ -100,7 +100,7 @@ def _run_onnx(
     plan: Plan, weights: Mapping[str, Any], out: str, rule: Mapping[str, Any], *, json: bool, quiet: bool
 ) -> None:
     """Write ``model.onnx``, and say what it takes and how far onnxruntime is from the reference."""
-    from isomorph.show.memory import available_bytes
+    from isomorph.display.memory import available_bytes
 
     needed, room = _comparison_bytes(plan), available_bytes()
     directory = Path(out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from isomorph.cli.network import Contracts, open_network, read_sizes
 from isomorph.dimensions import show_shape
-from isomorph.show.cost import Cost, CostRow, cost
+from isomorph.display.cost import Cost, CostRow, cost
 
 if TYPE_CHECKING:
     from isomorph.plan import Plan
@@ -35,7 +35,7 @@ def run(
         print()
         print(cost_table(found))
     if expand:
-        from isomorph.show.stages import render_stages
+        from isomorph.display.stages import render_stages
 
         print()
         print(render_stages(plan))
@@ -112,7 +112,7 @@ def as_dict(plan: Plan, found: Cost, expand: bool) -> dict[str, Any]:
         "total": found.total._asdict(),
     }
     if expand:
-        from isomorph.show.stages import stages
+        from isomorph.display.stages import stages
 
         result["stages"] = [stage._asdict() for stage in stages(plan)]
     return result

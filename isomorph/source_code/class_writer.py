@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from isomorph.display.page import docstring as operator_docstring
 from isomorph.operators.declare import Parameter
-from isomorph.show.page import docstring as operator_docstring
 from isomorph.source_code.body import Body
 from isomorph.source_code.classes import (
     Kind,

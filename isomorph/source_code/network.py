@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from isomorph.dimensions import Affine
+from isomorph.display.folding import Repeat, fold
 from isomorph.plan import Node, Plan
-from isomorph.show.folding import Repeat, fold
 from isomorph.source_code.instances import Instance, Library, Tensor
 from isomorph.source_code.record import Holder, Loop, Recorder, Step, Value, cannot_write
 from isomorph.source_code.sizes import NotSymbolic, Size, symbol

@@ -15,8 +15,8 @@ from isomorph.agreement.bounds import numeric_bound
 from isomorph.backends.available import load
 from isomorph.backends.jax.harness import compiled_quickly, tensors
 from isomorph.backends.nnx.layers import Frozen
+from isomorph.display.page import resolve_example
 from isomorph.operators import catalogue
-from isomorph.show.page import resolve_example
 
 BACKENDS = ["nnx", "linen"]
 TOKENS = """

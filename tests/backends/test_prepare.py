@@ -11,8 +11,8 @@ import pytest
 
 import isomorph as iso
 from isomorph.agreement.bounds import numeric_bound
+from isomorph.display.page import resolve_example
 from isomorph.operators import catalogue
-from isomorph.show.page import resolve_example
 from isomorph.testing import order_one_weights, sample_inputs, sample_sizes
 
 torch = pytest.importorskip("torch")

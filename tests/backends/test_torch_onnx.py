@@ -12,8 +12,8 @@ import pytest
 import isomorph as iso
 from isomorph.agreement import onnx as comparing
 from isomorph.agreement.bounds import numeric_bound
+from isomorph.display.page import resolve_example
 from isomorph.operators import catalogue
-from isomorph.show.page import resolve_example
 from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from isomorph.cli.docs import without_tables
+from isomorph.display.page import operator_page
 from isomorph.operators import catalogue
 from isomorph.operators.catalogue import all_operators
-from isomorph.show.page import operator_page
 
 
 def test_the_catalogue_names_every_operator(isomorph):

@@ -66,7 +66,7 @@ def test_scripts_get_json(isomorph, model, tmp_path):
 
 
 def test_without_memory_for_the_reference_it_says_so(isomorph, model, tmp_path, monkeypatch):
-    from isomorph.show import memory
+    from isomorph.display import memory
 
     # 64 parameters: 5 * 4 words, 6 * 4 positions, 4 * 4 + 4; each twice 4 bytes, and one after the other twice 8.
     monkeypatch.setattr(memory, "available_bytes", lambda: 64 * 2 * 4 + 24 * 2 * 8 - 1)

@@ -9,8 +9,8 @@ import pytest
 import isomorph as iso
 from isomorph.agreement import verify as verifying
 from isomorph.backends.torch import harness
+from isomorph.display import memory
 from isomorph.plan.resolve import resolve_file
-from isomorph.show import memory
 
 pytest.importorskip("torch")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import isomorph as iso
-from isomorph.show.attention_pattern import draw_attention
-from isomorph.show.diagram import draw_mermaid, draw_svg
+from isomorph.display.attention_pattern import draw_attention
+from isomorph.display.diagram import draw_mermaid, draw_svg
 
 
 @pytest.fixture

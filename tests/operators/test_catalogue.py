@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isomorph.backends.available import available, load
+from isomorph.display.page import resolve_example
 from isomorph.operators import catalogue
-from isomorph.show.page import resolve_example
 from isomorph.testing import check_operator, compare_gradients, compare_outputs
 
 CATALOGUE = [

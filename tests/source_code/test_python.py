@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import isomorph as iso
+from isomorph.display.page import resolve_example
 from isomorph.initializers import Constant
 from isomorph.operators import catalogue
 from isomorph.operators.operator import Operator
 from isomorph.primitives import Primitives
-from isomorph.show.page import resolve_example
 from isomorph.source_code import export_python, write_python
 from isomorph.source_code.primitives import RecordingPrimitives
 from isomorph.source_code.write import _words

@@ -1,7 +1,7 @@
 """The picture of attention permissions: which query may attend which key, a panel for every pattern.
 
 Panels of the network's own patterns come first, then the standard ones for comparison, on which those that
-the network has are marked. :mod:`isomorph.show.permissions` finds what is drawn here.
+the network has are marked. :mod:`isomorph.display.permissions` finds what is drawn here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from isomorph.show.permissions import Panel, attention_nodes, panels, permissions
-from isomorph.show.svg import (
+from isomorph.display.permissions import Panel, attention_nodes, panels, permissions
+from isomorph.display.svg import (
     ACCENT,
     FAINT,
     GREEN,

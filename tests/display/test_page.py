@@ -7,8 +7,8 @@ import re
 import pytest
 
 import isomorph as iso
+from isomorph.display.page import catalogue_page, operator_page
 from isomorph.operators import catalogue
-from isomorph.show.page import catalogue_page, operator_page
 
 ARGUMENTS = {
     "`heads` (positional)": ("int", "required", ">= 1"),

@@ -2,9 +2,9 @@
 
 import pytest
 
+from isomorph.display.cost import CostRow, cost
 from isomorph.errors import IsomorphError
 from isomorph.plan.resolve import resolve
-from isomorph.show.cost import CostRow, cost
 
 
 def test_a_chain():

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from isomorph.backends.trace.build import sizes_with, trace_operator
 from isomorph.backends.trace.program import Program, Step
 from isomorph.dimensions import evaluate, symbols_of
+from isomorph.display.naming import listed, name_ranges
 from isomorph.errors import IsomorphError, shorten
-from isomorph.show.naming import listed, name_ranges
 
 if TYPE_CHECKING:
     from isomorph.operators.declare import Operator

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from isomorph.show.layout import ARROW, LABEL, Box, Wire, lay_out
+from isomorph.display.layout import ARROW, LABEL, Box, Wire, lay_out
 
 
 def random_graph(seed: int) -> tuple[list[Box], list[Wire]]:

@@ -1,7 +1,7 @@
 """Symbolic shapes of the steps inside a node, found by tracing at a few sizes."""
 
 import isomorph as iso
-from isomorph.show.stages import UNREADABLE, Stage, stages
+from isomorph.display.stages import UNREADABLE, Stage, stages
 
 
 def found(text: str, **contracts) -> list[tuple[str, str, tuple[int | str, ...]]]:

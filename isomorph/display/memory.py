@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from isomorph.display.cost import cost
 from isomorph.plan import DTYPE_BYTES, Plan
-from isomorph.show.cost import cost
 
 # Bytes per parameter: the drawn weights; in double precision the true gradients, parameters to differentiate by, their
 # gradients with rounding, and these as NumPy's; and the difference of the largest.

@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import pytest
 
 import isomorph as iso
+from isomorph.display.diagram import draw_mermaid, draw_svg
+from isomorph.display.folding import Repeat, fold
+from isomorph.display.naming import listed, name_ranges, name_span
+from isomorph.display.outline import outline
+from isomorph.display.svg import text_width
 from isomorph.errors import IsomorphError
-from isomorph.show.diagram import draw_mermaid, draw_svg
-from isomorph.show.folding import Repeat, fold
-from isomorph.show.naming import listed, name_ranges, name_span
-from isomorph.show.outline import outline
-from isomorph.show.svg import text_width
 
 EXAMPLES = sorted((Path(iso.__file__).parents[1] / "examples").glob("*.net"))
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from isomorph.show.outline import Item, Outline, outline
+from isomorph.display.outline import Item, Outline, outline
 from isomorph.writing.marks import text_kind
 
 if TYPE_CHECKING:

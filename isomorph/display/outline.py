@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isomorph.backends.trace.build import sizes_with
 from isomorph.dimensions import affine, show_shape
-from isomorph.show.folding import Repeat, fold
-from isomorph.show.naming import name_span
+from isomorph.display.folding import Repeat, fold
+from isomorph.display.naming import name_span
 
 if TYPE_CHECKING:
     from isomorph.operators.declare import Argument

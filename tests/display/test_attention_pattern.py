@@ -13,12 +13,12 @@ import pytest
 
 import isomorph as iso
 from isomorph.backends.reference import primitives as reference
+from isomorph.display.attention_pattern import MOST_PANELS, attention_nodes, draw_attention, permissions
+from isomorph.display.permissions import Pattern, panels
+from isomorph.display.svg import ACCENT, GREEN
 from isomorph.errors import IsomorphError
 from isomorph.operators.attention import Attention, CrossAttention
 from isomorph.operators.declare import Operator, operator
-from isomorph.show.attention_pattern import MOST_PANELS, attention_nodes, draw_attention, permissions
-from isomorph.show.permissions import Pattern, panels
-from isomorph.show.svg import ACCENT, GREEN
 
 EXAMPLES = Path(iso.__file__).parents[1] / "examples"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from isomorph.plan.table import render_bounds, render_header
-from isomorph.show.layout import Box, Extent, Point, Wire, lay_out
-from isomorph.show.mermaid import counted, draw_mermaid
-from isomorph.show.outline import Item, Outline, Scope, outline
-from isomorph.show.svg import (
+from isomorph.display.layout import Box, Extent, Point, Wire, lay_out
+from isomorph.display.mermaid import counted, draw_mermaid
+from isomorph.display.outline import Item, Outline, Scope, outline
+from isomorph.display.svg import (
     ACCENT,
     INK,
     LINE,
@@ -25,6 +24,7 @@ from isomorph.show.svg import (
     text,
     text_width,
 )
+from isomorph.plan.table import render_bounds, render_header
 
 if TYPE_CHECKING:
     from isomorph.plan import Plan
