@@ -250,7 +250,7 @@ def _writes(call: ast.Call) -> str | None:
     return None if reads else name
 
 
-def test_f12_results_are_written_in_one_place() -> None:
+def test_results_are_written_in_one_place() -> None:
     """Whoever opens a file for writing, or renames one, does it by the rule of ``isomorph.writing``."""
     found = {
         (str(path.relative_to(PACKAGE)), name)

@@ -1,8 +1,7 @@
 """Faults that other libraries shipped, each with its tiny input and its right value, in whole plans.
 
-Each test bears the fault's number. Faults that meet a single function have their tests beside it
-(``tests/backends``, ``tests/weights``, ``tests/language``, ``tests/training``): T1, T2, T3, T5, T7, T9, T14,
-T18, T23, T24, T27, T28, T30, T34, T36, T38, T39, TX3, TX4 and TX7; here is what a plan as a whole must withstand.
+Faults that meet a single function have their tests beside it (``tests/backends``, ``tests/weights``,
+``tests/language``, ``tests/training``); here is what a plan as a whole must withstand.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def refusal(text: str, *shape: Any, **contracts: Any) -> str:
 
 
 @BACKENDS
-def test_t1_gelu_is_the_erf_form_wherever_it_is_named(backend):
+def test_gelu_is_the_erf_form_wherever_it_is_named(backend):
     # gelu(-2) = -(1 + erf(-sqrt 2)) = -0.0455003, and -0.0454023 in the tanh form
     erf, tanh = -1 - math.erf(-math.sqrt(2)), -0.045402306
     one = {"n0.up.weight": [[1]], "n0.up.bias": [0], "n0.down.weight": [[1]], "n0.down.bias": [0]}
@@ -60,7 +59,7 @@ def test_t1_gelu_is_the_erf_form_wherever_it_is_named(backend):
 
 
 @BACKENDS
-def test_t2_every_norm_of_a_network_has_its_own_epsilon(backend):
+def test_every_norm_of_a_network_has_its_own_epsilon(backend):
     # row [1e-3, -1e-3] has variance 1e-6: 1e-3 / sqrt(1e-6 + eps)
     for eps, right in ((1e-5, 0.30151), (1e-6, 0.70711), (1e-12, 1.0)):
         out = compute(backend, f"layer_norm(affine=False, eps={eps!r})", {}, [[1e-3, -1e-3]])
@@ -71,14 +70,14 @@ def test_t2_every_norm_of_a_network_has_its_own_epsilon(backend):
 
 
 @BACKENDS
-def test_t3_a_large_mean_leaves_the_spread(backend):
+def test_a_large_mean_leaves_the_spread(backend):
     x = np.array([[40000.0, 40001.0, 40002.0, 40003.0]], dtype="float32")
     out = compute(backend, "layer_norm(affine=False)", {}, x, "float32")
     np.testing.assert_allclose(out, [[-1.34164, -0.44721, 0.44721, 1.34164]], atol=1e-5)
 
 
 @BACKENDS
-def test_t5_half_precision_norms_neither_overflow_nor_lose_their_epsilon(backend):
+def test_half_precision_norms_neither_overflow_nor_lose_their_epsilon(backend):
     x = np.full((1, 4), 300.0, dtype="float16")  # 300^2 = 90,000 > 65,504
     np.testing.assert_array_equal(
         compute(backend, "rms_norm(affine=False, eps=1e-6)", {}, x, "float16").astype("float16"),
@@ -90,7 +89,7 @@ def test_t5_half_precision_norms_neither_overflow_nor_lose_their_epsilon(backend
 
 
 @BACKENDS
-def test_t6_rope_pairs_the_two_halves(backend):
+def test_rope_pairs_the_two_halves(backend):
     """q = k = [1, 0, 0, 0]: at position 1 the half pairing gives [cos 1, 0, sin 1, 0].
 
     Keys have their one in feature j. From position 1 to the key at position 0, which is not rotated, the
@@ -114,7 +113,7 @@ def test_t6_rope_pairs_the_two_halves(backend):
 
 
 @BACKENDS
-def test_t9_consecutive_query_heads_read_one_value_head(backend):
+def test_consecutive_query_heads_read_one_value_head(backend):
     weights = {
         "n0.q_proj.weight": np.zeros((4, 4)),
         "n0.k_proj.weight": np.zeros((2, 4)),
@@ -126,7 +125,7 @@ def test_t9_consecutive_query_heads_read_one_value_head(backend):
 
 
 @BACKENDS
-def test_t10_a_given_head_width_sets_projections_and_scale(backend):
+def test_a_given_head_width_sets_projections_and_scale(backend):
     """d = 12, 2 heads of width 8: q is [16, 12], o is [12, 16], and scores are divided by sqrt(8)."""
     text = "attention(2, head_dim=8, bias=False)"
     shapes = {p.path: p.shape for p in iso.resolve(text, input=("B", "T", 12)).parameters}
@@ -143,7 +142,7 @@ def test_t10_a_given_head_width_sets_projections_and_scale(backend):
     assert compute(backend, text, weights, x)[0, 0, 0] == pytest.approx(share, rel=1e-12)
 
 
-def test_t10_only_contradictory_head_widths_are_refused():
+def test_only_contradictory_head_widths_are_refused():
     assert iso.resolve("attention(5, head_dim=3)", input=("B", 3, 12)).nodes  # 5 * 3 = 15 need not be 12
     assert refusal("attention(5)", "B", 3, 12) == (
         "E_CONSTRAINT: heads=5 does not divide the model width D=12\n"
@@ -159,7 +158,7 @@ def test_t10_only_contradictory_head_widths_are_refused():
 
 
 @BACKENDS
-def test_t12_a_square_weight_is_never_transposed(backend):
+def test_a_square_weight_is_never_transposed(backend):
     """W of an [in, out] layout with W[0, 1] = 1 maps [1, 0] to [0, 1]; here it must be given as W^T."""
     text, x = "linear(2, bias=False)", [[1.0, 0.0]]
     ours = np.array([[0.0, 0.0], [1.0, 0.0]])
@@ -168,7 +167,7 @@ def test_t12_a_square_weight_is_never_transposed(backend):
 
 
 @BACKENDS
-def test_t18_true_in_a_mask_means_visible(backend):
+def test_true_in_a_mask_means_visible(backend):
     plan = iso.resolve(
         'x = input("B", "T", 1)\nm = input("B", "T", dtype="bool")\nattention(1, bias=False, mask=m)',
         dtype="float64",
@@ -181,7 +180,7 @@ def test_t18_true_in_a_mask_means_visible(backend):
 
 
 @BACKENDS
-def test_tx7_layouts_do_not_matter(backend):
+def test_layouts_do_not_matter(backend):
     text = "transformer_block(2, causal=True)\nlinear(5)"
     plan = iso.resolve(text, input=("B", "T", 8), dtype="float64")
     weights = iso.initial_weights(plan, seed=2)
@@ -199,7 +198,7 @@ def test_tx7_layouts_do_not_matter(backend):
     np.testing.assert_allclose(many, np.repeat(right[:1], 4, 0), rtol=0, atol=1e-14)
 
 
-def test_tx7_torch_takes_transposed_and_expanded_tensors():
+def test_torch_takes_transposed_and_expanded_tensors():
     model = iso.torch.build(
         iso.resolve("transformer_block(2, causal=True)", input=("B", "T", 8)), seed=1
     ).eval()
@@ -213,7 +212,7 @@ def test_tx7_torch_takes_transposed_and_expanded_tensors():
 # -- randomness and initial weights --------------------------------------------------------------------
 
 
-def test_t23_dropout_follows_the_mode_and_is_drawn_anew():
+def test_dropout_follows_the_mode_and_is_drawn_anew():
     """Two calls, p = 0.5, B = 3, H = 2: equal in evaluation, different in training, for example and head."""
     text = "attention(2, dropout=0.5, bias=False)\ndropout(0.5)"
     model = iso.torch.build(iso.resolve(text, input=("B", "T", 8)))
@@ -238,7 +237,7 @@ def test_t23_dropout_follows_the_mode_and_is_drawn_anew():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_t35_a_name_decides_a_layers_weights_and_not_its_place():
+def test_a_name_decides_a_layers_weights_and_not_its_place():
     """``Dense(4)(relu(Dense(7)(h)))`` with names: neither order nor other layers' names count."""
     nested = iso.resolve('linear(relu(linear(7, name="inner")), 4, name="outer")', input=("B", 3))
     written = iso.resolve('linear(7, name="inner")\nrelu()\nlinear(4, name="outer")', input=("B", 3))
@@ -259,7 +258,7 @@ def test_t35_a_name_decides_a_layers_weights_and_not_its_place():
 
 
 @BACKENDS
-def test_t27_bfloat16_arrays_keep_their_bits(backend):
+def test_bfloat16_arrays_keep_their_bits(backend):
     plan = iso.resolve("linear(1, bias=False)", input=("B", 2), dtype="bfloat16")
     weights = {"n0.weight": np.array([[1.5, -2.25]], dtype=ml_dtypes.bfloat16)}
     x = np.array([[1.0, 1.0]], dtype=ml_dtypes.bfloat16)
@@ -271,7 +270,7 @@ def test_t27_bfloat16_arrays_keep_their_bits(backend):
 
 
 @pytest.mark.parametrize("door", ["torch", "reference"])
-def test_t27_what_npy_made_of_bfloat16_is_refused(door):
+def test_what_npy_made_of_bfloat16_is_refused(door):
     plan = iso.resolve("linear(1, bias=False)", input=("B", 2), dtype="bfloat16")
     file = io.BytesIO()
     np.save(file, np.array([[1.5, -2.25]], dtype=ml_dtypes.bfloat16))
@@ -292,7 +291,7 @@ linear(5, bias=False, tie={"weight": "wte.weight"}, name="head")
 """
 
 
-def test_t28_files_of_a_tied_table(tmp_path):
+def test_files_of_a_tied_table(tmp_path):
     """Holding the embedding alone, the head alone, both alike: equal models. Both different: refused."""
     from safetensors.numpy import save_file
 
@@ -335,7 +334,7 @@ def test_t28_files_of_a_tied_table(tmp_path):
 
 
 @pytest.mark.parametrize("door", ["torch", "reference"])
-def test_t30_shapes_are_never_broadcast(door):
+def test_shapes_are_never_broadcast(door):
     plan = iso.resolve("linear(5, bias=False)", input=("B", 1))
     for shape in ((2, 3), (1, 1), (5,), (1, 5), ()):
         with pytest.raises(iso.IsomorphError) as caught:
@@ -343,7 +342,7 @@ def test_t30_shapes_are_never_broadcast(door):
         assert caught.value.hints == (f"misshapen: n0.weight: expected [5, 1], got {list(shape)}",)
 
 
-def test_tx10_a_network_from_the_meta_device_has_nothing_uninitialised():
+def test_a_network_from_the_meta_device_has_nothing_uninitialised():
     """Tables of angles are computed, not stored; what is stored comes with the weights; ties hold."""
     text = """
     ids = input("B", "T", dtype="int64")
@@ -383,7 +382,7 @@ def test_tx10_a_network_from_the_meta_device_has_nothing_uninitialised():
 # -- compilers, devices and errors -----------------------------------------------------------------------
 
 
-def test_tx1_frameworks_settings_stay_as_they_were():
+def test_frameworks_settings_stay_as_they_were():
     before = (
         torch.get_float32_matmul_precision(),
         torch.backends.cuda.matmul.allow_tf32,
@@ -402,7 +401,7 @@ def test_tx1_frameworks_settings_stay_as_they_were():
     )
 
 
-def test_tx8_twenty_lengths_need_a_handful_of_compilations():
+def test_twenty_lengths_need_a_handful_of_compilations():
     text = "embedding(7, 8)\npos_embed(64)\ntransformer_block(2, causal=True)\nattention(2, rope=True)"
     model = iso.torch.build(iso.resolve(text, input=("B", "T"), input_dtype="int64")).eval()
     count = 0
@@ -427,7 +426,7 @@ def test_tx8_twenty_lengths_need_a_handful_of_compilations():
     torch.compiler.reset()
 
 
-def test_tx9_errors_name_the_layer_the_line_what_was_expected_and_what_came():
+def test_errors_name_the_layer_the_line_what_was_expected_and_what_came():
     assert refusal("relu()\ntransformer_block(0)", "B", 3, 12, file="encoder.net") == (
         "E_ARGUMENT: transformer_block: heads must be >= 1, got 0\n"
         "  encoder.net:2:19\n"
@@ -441,7 +440,7 @@ def test_tx9_errors_name_the_layer_the_line_what_was_expected_and_what_came():
         )
 
 
-def test_tx9_a_name_that_stands_twice_is_refused():
+def test_a_name_that_stands_twice_is_refused():
     for text, message in (
         ('linear(3, name="a")\nlinear(4, name="a")', "E_NAME: two nodes are named 'a'\n"),
         ("a, a = split(4)\nrelu(a)", "E_SYNTAX: several results are taken by two or more different names\n"),
@@ -458,7 +457,7 @@ def test_tx9_a_name_that_stands_twice_is_refused():
 
 
 @BACKENDS
-def test_tx9_a_symbol_that_stands_twice_is_one_size(backend):
+def test_a_symbol_that_stands_twice_is_one_size(backend):
     plan = iso.resolve("relu()", input=("B", "B"))
     with pytest.raises(iso.IsomorphError) as caught:
         load(backend).forward(plan, {}, {"x": np.ones((2, 3), "float32")}, "float32")

@@ -57,7 +57,7 @@ def test_what_is_no_path(path: Any, problem: str) -> None:
     assert refusal(iso.save, path, PLAN, WEIGHTS) == f"E_ARGUMENT: the file's path {problem}"
 
 
-def test_f19_a_path_that_no_file_system_has(tmp_path: Path) -> None:
+def test_a_path_that_no_file_system_has(tmp_path: Path) -> None:
     """Half of a surrogate pair stands for no byte of a name; those that stand for one, U+DC80 and on, are a name's."""
     path = f"{tmp_path}/a\ud800"
     problem = f"holds U+D800, which is no part of a file's name here: {shorten(path)}"

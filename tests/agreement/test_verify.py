@@ -90,7 +90,7 @@ def test_the_numbers_of_a_row():
     assert Agreement("torch", "output", "", 1.0, 1.0, 1.0, 0.0, 0.1).ratio == float("inf")
 
 
-def test_f21_a_gradient_of_zero_that_rounding_leaves_something_of():
+def test_a_gradient_of_zero_that_rounding_leaves_something_of():
     # A mean over a softmax's own axis is 1 / 4 whatever the weights are, so every gradient is zero; in float32
     # terms of order one cancel to 4e-8.
     for backend in ("torch", "nnx"):

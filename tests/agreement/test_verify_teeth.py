@@ -117,7 +117,7 @@ NETWORKS = ("llama", "bert", "gpt2", "dinov2", "vit_b16", "byte_gpt", "digits_vi
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.trial(sample=1, whole=3)
-def test_f30_a_wrong_example_fails_at_any_depth(name, trial):
+def test_a_wrong_example_fails_at_any_depth(name, trial):
     for depth in (2, 12, 48)[: trial.tries]:
         plan = example(name, depth)
         weights, inputs = probe(plan, sample_sizes(plan)[0], trial.seed)
@@ -163,7 +163,7 @@ def imported(family, depth, directory):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "vit"])
 @pytest.mark.trial(sample=1, whole=3)
-def test_f30_a_wrong_imported_model_fails_at_any_depth(family, tmp_path, trial):
+def test_a_wrong_imported_model_fails_at_any_depth(family, tmp_path, trial):
     for depth in (2, 12, 48)[: trial.tries]:
         plan, weights = imported(family, depth, tmp_path / str(depth))
         inputs = sample_inputs(plan, sample_sizes(plan)[0], trial.seed)
@@ -231,7 +231,7 @@ def random_problem(seed):
 
 
 @pytest.mark.trial(sample=8, whole=1000)
-def test_f30_float32_keeps_within_the_bound_of_random_networks(trial):
+def test_float32_keeps_within_the_bound_of_random_networks(trial):
     """The whole takes JAX along in one network of ten, for compiling is most of its time."""
     pytest.importorskip("torch")
     for number in range(trial.tries):
@@ -252,7 +252,7 @@ def test_f30_float32_keeps_within_the_bound_of_random_networks(trial):
 
 
 @pytest.mark.trial(sample=4, whole=300)
-def test_f21_gradients_in_float32_keep_within_the_bound_of_random_networks(trial):
+def test_gradients_in_float32_keep_within_the_bound_of_random_networks(trial):
     pytest.importorskip("torch")
     for number in range(trial.tries):
         seed = trial.seed * 100_000 + number
@@ -262,7 +262,7 @@ def test_f21_gradients_in_float32_keep_within_the_bound_of_random_networks(trial
 
 
 @pytest.mark.parametrize("path", ["n0.attn.q_proj.weight", "n0.norm1.bias", "n0.ffn.up.weight", "n0.gamma1"])
-def test_f21_a_gradient_off_by_a_ten_thousandth_is_noticed(monkeypatch, path):
+def test_a_gradient_off_by_a_ten_thousandth_is_noticed(monkeypatch, path):
     from isomorph.backends.torch import harness
 
     true = harness.gradients

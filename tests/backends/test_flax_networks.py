@@ -130,7 +130,7 @@ def test_float64_that_jax_has_switched_off(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_t36_any_batch_and_length_compiled_or_not(backend):
+def test_any_batch_and_length_compiled_or_not(backend):
     plan, weights = plan_of_tokens(), iso.initial_weights(plan_of_tokens(), seed=2)
     function, parameters = function_of(backend, plan, weights)
     compiled = compiled_quickly(function)
@@ -145,7 +145,7 @@ def test_t36_any_batch_and_length_compiled_or_not(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tx8_compiled_once_per_shape_with_weights_as_arguments(backend):
+def test_compiled_once_per_shape_with_weights_as_arguments(backend):
     plan = iso.resolve("transformer_block(2)", input=("B", "T", 16))
     function, parameters = function_of(backend, plan)
     traces = []
@@ -180,7 +180,7 @@ def test_vmap_and_grad(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tx6_a_tied_table_is_one_leaf_and_can_be_donated(backend):
+def test_a_tied_table_is_one_leaf_and_can_be_donated(backend):
     plan = plan_of_tokens()
     function, parameters = function_of(backend, plan)
     sizes = sorted(np.size(leaf) for leaf in jax.tree.leaves(parameters))
@@ -227,7 +227,7 @@ def test_a_parameter_tied_deep_inside_blocks_to_a_transposed_owner(backend):
     np.testing.assert_allclose(compiled_quickly(network(backend, plan, weights))(x), want, atol=1e-4)
 
 
-def test_tx7_layouts_do_not_matter():
+def test_layouts_do_not_matter():
     plan = iso.resolve("transformer_block(2)", input=("B", 3, 4))
     x = draw(2, 3, 4)
     awkward = np.asfortranarray(x)
@@ -280,7 +280,7 @@ def test_linen_computes_the_program_of_nnx(name):
 
 # -- dtypes ----------------------------------------------------------------------------------------
 
-T34 = """
+DTYPES = """
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 import isomorph as iso
@@ -315,10 +315,10 @@ for dtype in ("bfloat16", "float16", "float32", "float64"):
 
 
 @pytest.mark.parametrize("x64", ["0", "1"])
-def test_t34_the_plans_dtype_with_x64_on_and_off(x64):
+def test_the_plans_dtype_with_x64_on_and_off(x64):
     environment = {"JAX_ENABLE_X64": x64, "JAX_PLATFORMS": "cpu", "PATH": ""}
     done = subprocess.run(
-        [sys.executable, "-c", T34], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", DTYPES], env=environment, capture_output=True, text=True, check=True
     )
     dtypes = ["bfloat16", "float16", "float32", *(["float64"] if x64 == "1" else [])]
     assert done.stdout.splitlines() == [f"{dtype} {{'{dtype}'}}" for dtype in dtypes]
@@ -349,7 +349,7 @@ def test_operators_in_half_precision(name):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_t3_large_means(backend):
+def test_large_means(backend):
     plan = iso.resolve("layer_norm()", input=("B", 4))
     weights = {"n0.weight": np.ones(4), "n0.bias": np.zeros(4)}
     x = np.array([[40000.0, 40001.0, 40002.0, 40003.0]], np.float32)
@@ -368,7 +368,7 @@ def test_t3_large_means(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_t2_epsilon_is_the_plans(backend):
+def test_epsilon_is_the_plans(backend):
     x = np.array([[1e-3, -1e-3]], np.float32)  # variance 1e-6
     for eps, expected in ((1e-5, 0.30151134), (1e-6, 0.70710678), (1e-12, 0.9999995)):
         plan = iso.resolve(f"layer_norm(eps={eps})", input=("B", 2))
@@ -376,7 +376,7 @@ def test_t2_epsilon_is_the_plans(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_t1_gelu_is_the_erf_form(backend):
+def test_gelu_is_the_erf_form(backend):
     x = np.array([[-2.0]], np.float32)
     assert network(backend, iso.resolve("gelu()", input=("B", 1)))(x).item() == pytest.approx(
         -0.0455003, abs=1e-6
@@ -386,7 +386,7 @@ def test_t1_gelu_is_the_erf_form(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_t6_rope_turns_halves_and_not_neighbours(backend):
+def test_rope_turns_halves_and_not_neighbours(backend):
     """With equal values nothing but the scores matters; the weights of two positions give the angle away."""
     plan = iso.resolve("attention(1, rope=True, bias=False)", input=("B", 2, 4))
     one = np.zeros((4, 4))

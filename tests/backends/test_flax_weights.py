@@ -76,7 +76,7 @@ def test_round_trips_are_bit_equal(one, other):
 
 @pytest.mark.parametrize("backend", ["nnx", "linen"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_t27_every_dtype_keeps_its_bits(backend, dtype):
+def test_every_dtype_keeps_its_bits(backend, dtype):
     plan = iso.resolve("linear(3)\nlayer_norm()", input=("B", 2), dtype=dtype)
     drawn = iso.initial_weights(plan, seed=1)
     with jax.enable_x64(dtype == "float64"):
@@ -96,7 +96,7 @@ def test_results_share_no_memory_with_the_model():
         assert all(np.array_equal(array, before[path]) for path, array in read().items())
 
 
-def test_t12_where_each_parameter_is_kept_is_stated():
+def test_where_each_parameter_is_kept_is_stated():
     plan = iso.resolve(
         'embedding(3, 3)\nlayer_norm()\nlinear(3, name="square")\nrms_norm(name="rms")',
         input=("B", "T"),
@@ -112,7 +112,7 @@ def test_t12_where_each_parameter_is_kept_is_stated():
     }
 
 
-def test_t11_the_three_projections_stay_apart():
+def test_the_three_projections_stay_apart():
     plan = iso.resolve("attention(2, bias=False)", input=("B", "T", 4))
     given = {p.path: np.full(p.shape, i + 1.0) for i, p in enumerate(plan.parameters)}
     for backend in ("nnx", "linen"):
@@ -138,7 +138,7 @@ def test_any_array_will_do():
         model.n0.kernel[...] = model.n0.kernel[...] * 0
 
 
-def test_t30_everything_that_is_wrong_at_once():
+def test_everything_that_is_wrong_at_once():
     plan = iso.resolve("linear(3)\nlayer_norm()", input=("B", 2))
     model = iso.nnx.build(plan)
     before = iso.nnx.weights(model)
@@ -167,7 +167,7 @@ def test_t30_everything_that_is_wrong_at_once():
     )
 
 
-def test_t28_a_tied_parameter_under_either_name():
+def test_a_tied_parameter_under_either_name():
     plan = iso.resolve(
         'ids = input("B", "T", dtype="int64")\nembedding(5, 3, name="wte")\n'
         'linear(5, bias=False, tie={"weight": "wte.weight"}, name="head")'

@@ -83,7 +83,7 @@ def test_conv2d_by_hand():
     assert F.conv2d(x[:0], weight, stride=2).shape == (0, 1, 1, 2)
 
 
-def test_t3_layer_norm_of_a_large_mean():
+def test_layer_norm_of_a_large_mean():
     x = jnp.array([40000.0, 40001.0, 40002.0, 40003.0], "float32")
     # deviations -1.5, -0.5, 0.5, 1.5, variance 1.25: 1.5 / sqrt(1.25) = 1.34164, 0.5 / sqrt(1.25) = 0.44721
     assert F.layer_norm(x, None, None, eps=1e-5).tolist() == pytest.approx(
@@ -91,7 +91,7 @@ def test_t3_layer_norm_of_a_large_mean():
     )
 
 
-def test_t2_layer_norm_epsilon():
+def test_layer_norm_epsilon():
     x = jnp.array([1e-3, -1e-3])  # variance 1e-6
     for eps, expected in ((1e-5, 0.30151134), (1e-6, 0.70710678), (1e-12, 0.9999995)):
         # 1e-3 / sqrt(1e-6 + eps)
@@ -99,7 +99,7 @@ def test_t2_layer_norm_epsilon():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_t5_norms_in_half_precision(dtype):
+def test_norms_in_half_precision(dtype):
     ones = F.rms_norm(jnp.full(4, 300, dtype), None, eps=1e-6)  # 300^2 overflows float16
     zeros = F.layer_norm(jnp.zeros(4, dtype), None, None, eps=1e-12)  # 1e-12 is zero in float16
     unit = F.l2_normalize(jnp.full(4, 300, dtype), eps=1e-12)
@@ -128,7 +128,7 @@ def test_rms_norm_of_a_gain_around_zero_rounds_once_in_bfloat16():
     assert np.abs((got - exact) / exact).max() <= 2**-8 * 1.01
 
 
-def test_t1_gelu_forms():
+def test_gelu_forms():
     assert F.gelu(jnp.array(-2.0)).item() == pytest.approx(-0.0455003, abs=5e-8)
     assert F.gelu(jnp.array(-2.0), "tanh").item() == pytest.approx(-0.0454023, abs=5e-8)
 
@@ -248,7 +248,7 @@ def test_an_id_outside_the_table_is_named(wrong):
     assert jnp.isnan(rows).all(-1).tolist() == [[False, False], [True, False]]
 
 
-def test_t7_rotary_tables_in_bfloat16():
+def test_rotary_tables_in_bfloat16():
     positions = [255, 256, 257, 258, 259, 260, 261, 4095]
     cos, sin = F.cos_sin(4096, (1.0, 0.01), jnp.zeros(1, "bfloat16"))
     assert cos.dtype == sin.dtype == "bfloat16"
@@ -296,14 +296,14 @@ def test_attention_over_nothing(options, B, T, S):
         assert not out.any()  # without a key to attend, zeros
 
 
-def test_t14_causal_with_more_keys_than_queries():
+def test_causal_with_more_keys_than_queries():
     q, k = jnp.zeros((1, 1, 2, 1)), jnp.zeros((1, 1, 5, 1))
     v = jnp.arange(5.0).reshape(1, 1, 5, 1)
     # query 0 sees keys 0..3: (0+1+2+3)/4 = 1.5; query 1 sees all: 10/5 = 2
     assert attention(q, k, v, causal=True).ravel().tolist() == [1.5, 2.0]
 
 
-def test_t9_consecutive_query_heads_share_a_key_value_head():
+def test_consecutive_query_heads_share_a_key_value_head():
     q, k = jnp.zeros((1, 4, 1, 1)), jnp.zeros((1, 2, 1, 1))
     v = jnp.array([10.0, 20.0]).reshape(1, 2, 1, 1)
     assert attention(q, k, v).ravel().tolist() == [10.0, 10.0, 20.0, 20.0]
@@ -319,7 +319,7 @@ def test_grouped_queries_copy_no_keys():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_t18_true_means_seen_and_nothing_is_added(dtype):
+def test_true_means_seen_and_nothing_is_added(dtype):
     q = jnp.full((1, 1, 1, 1), -17, dtype)
     k, v = jnp.ones((1, 1, 2, 1), dtype), jnp.array([1, 9], dtype).reshape(1, 1, 2, 1)
     for options in ({}, {"causal": True, "softcap": 50.0}):
@@ -411,7 +411,7 @@ def test_attention_can_be_vectorised_over():
     close(compiled_quickly(many)(q, k, v), attention(q, k, v, causal=True), 1e-15)
 
 
-def test_tx1_products_ask_for_full_precision():
+def test_products_ask_for_full_precision():
     """Without it an accelerator may round float32 to 10 bits of fraction."""
     x, weight, image = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.ones((1, 3, 4, 4))
     calls = [
@@ -429,7 +429,7 @@ def test_tx1_products_ask_for_full_precision():
 
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_t34_no_number_promotes(dtype, x64):
+def test_no_number_promotes(dtype, x64):
     with jax.enable_x64(x64):
         x = jax.ShapeDtypeStruct((2, 4, 6, 6), dtype)
         vector, mask = jax.ShapeDtypeStruct((6,), dtype), jax.ShapeDtypeStruct((2, 6), bool)

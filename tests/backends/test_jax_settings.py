@@ -56,7 +56,7 @@ def close(found: Any, right: Any) -> None:
 
 @pytest.mark.parametrize("interface", ["nnx", "linen"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_f22_ranks_need_not_be_promoted(name, interface):
+def test_ranks_need_not_be_promoted(name, interface):
     text = TEXTS[name]
     given = inputs(text, 2, 5)
     reference, flax = networks(text)
@@ -65,7 +65,7 @@ def test_f22_ranks_need_not_be_promoted(name, interface):
         jax.eval_shape(jax.grad(lambda x: flax[interface](x, *given[1:]).sum(), allow_int=True), given[0])
 
 
-def test_f22_layers_alone_promote_no_ranks():
+def test_layers_alone_promote_no_ranks():
     """A layer that is called by itself, and arithmetic that is not compiled."""
     text = TEXTS["norms"]
     plan = iso.resolve(text)
@@ -75,7 +75,7 @@ def test_f22_layers_alone_promote_no_ranks():
         model.n1(model.n0(x))
 
 
-def test_f22_prepared_models_and_generation_need_no_promoted_ranks():
+def test_prepared_models_and_generation_need_no_promoted_ranks():
     text = (
         'ids = input("B", "T", dtype="int64")\nembedding(7, 8)\npos_embed(20)\n'
         "transformer_block(2, causal=True)\nrms_norm()\nlinear(7)"
@@ -93,7 +93,7 @@ def test_f22_prepared_models_and_generation_need_no_promoted_ranks():
 
 @pytest.mark.parametrize("interface", ["nnx", "linen"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_f22_an_export_with_open_lengths_gives_what_the_reference_gives(name, interface):
+def test_an_export_with_open_lengths_gives_what_the_reference_gives(name, interface):
     text = TEXTS[name]
     reference, flax = networks(text)
     B, T = export.symbolic_shape("b, t")
@@ -105,7 +105,7 @@ def test_f22_an_export_with_open_lengths_gives_what_the_reference_gives(name, in
 
 
 @pytest.mark.parametrize("length", [1, 129, 1_000_000])
-def test_f22_angles_of_an_open_length_are_those_of_a_fixed_one(length):
+def test_angles_of_an_open_length_are_those_of_a_fixed_one(length):
     """The last place of a table, against NumPy in float64: no angle is ever rounded to float32."""
     from isomorph.backends.jax import primitives
 
@@ -119,7 +119,7 @@ def test_f22_angles_of_an_open_length_are_those_of_a_fixed_one(length):
     np.testing.assert_allclose(sin[-1], np.sin(angles), atol=5e-7)
 
 
-def test_f22_a_place_beyond_a_table_is_nan_in_an_export():
+def test_a_place_beyond_a_table_is_nan_in_an_export():
     text = ROWS + "pos_embed(40)"
     function = networks(text)[1]["nnx"]
     B, T = export.symbolic_shape("b, t")
@@ -129,7 +129,7 @@ def test_f22_a_place_beyond_a_table_is_nan_in_an_export():
     assert np.isfinite(result[:, :40]).all()
 
 
-def test_f22_a_prepared_model_is_exported_as_the_model_is():
+def test_a_prepared_model_is_exported_as_the_model_is():
     text = ROWS + "attention(2)"
     plan = iso.resolve(text)
     model = iso.nnx.build(plan, order_one_weights(plan))

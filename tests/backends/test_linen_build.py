@@ -85,7 +85,7 @@ def test_init_draws_the_plans_distributions():
     assert not jnp.array_equal(other["params"]["n0"]["kernel"], tree["params"]["n0"]["kernel"])
 
 
-def test_t35_renaming_a_layer_leaves_the_others_seeded_values_alone():
+def test_renaming_a_layer_leaves_the_others_seeded_values_alone():
     """Names are the plan's, so neither the order of construction nor another layer's name matters."""
     first = iso.resolve('linear(4, name="a")\nlinear(4, name="b")', input=("B", 4))
     second = iso.resolve('linear(4, name="c")\nlinear(4, name="b")', input=("B", 4))
@@ -107,7 +107,7 @@ def test_what_init_computes_is_the_network_even_with_a_tie_to_what_comes_later()
     np.testing.assert_allclose(out, x @ kernel @ kernel, atol=1e-6)
 
 
-def test_t23_dropout_in_training_alone_with_a_fresh_mask_every_time():
+def test_dropout_in_training_alone_with_a_fresh_mask_every_time():
     """q = k = 0 and v = 1: each query's result is the share of its weights that stayed, over 1 - p."""
     plan = iso.resolve("attention(2, dropout=0.5)", input=("B", 64, 2))
     given = {p.path: np.zeros(p.shape) for p in plan.parameters}
@@ -154,7 +154,7 @@ linear(7, name="head", tie={"weight": "wte.weight"})
 """
 
 
-def test_f8_what_is_frozen_lies_in_a_collection_of_its_own():
+def test_what_is_frozen_lies_in_a_collection_of_its_own():
     plan = iso.resolve(FROZEN)
     attention = {f"block.attn.{name}_proj" for name in "qkv"}
     frozen = {"wte.embedding", "wpe.weight", "norm.scale", "block.gamma1", "part.bias", "read.bias"}
@@ -177,7 +177,7 @@ def test_f8_what_is_frozen_lies_in_a_collection_of_its_own():
     assert isinstance(bound.norm, nn.LayerNorm) and type(bound.block.attn.o_proj) is nn.Dense
 
 
-def test_f8_one_step_of_adamw_moves_what_is_trained_alone_and_as_in_torch_and_nnx():
+def test_one_step_of_adamw_moves_what_is_trained_alone_and_as_in_torch_and_nnx():
     """Weight decay moves whatever the optimizer is given, a gradient of zero or not."""
     plan = iso.resolve(FROZEN)
     start = order_one_weights(plan)
@@ -220,7 +220,7 @@ def test_f8_one_step_of_adamw_moves_what_is_trained_alone_and_as_in_torch_and_nn
             np.testing.assert_allclose(after, moved["torch"][parameter.path], atol=0.01 * rate, rtol=0)
 
 
-def test_f8_a_network_that_is_frozen_whole():
+def test_a_network_that_is_frozen_whole():
     plan = iso.resolve("linear(3, trainable=False)", input=("B", 2))
     tree, x = variables(plan), draw(2, 2)
     assert tree["params"] == {} and set(tree["frozen"]) == {"n0"}
@@ -231,7 +231,7 @@ def test_f8_a_network_that_is_frozen_whole():
     assert jnp.array_equal(y, iso.prepare(build(plan).bind(tree))(x))
 
 
-def test_f8_what_lies_in_the_wrong_collection_is_refused():
+def test_what_lies_in_the_wrong_collection_is_refused():
     plan = iso.resolve('linear(2, trainable={"bias": False})', input=("B", 2))
     tree = variables(plan)
     both = {"params": {"n0": {**tree["params"]["n0"], **tree["frozen"]["n0"]}}}
@@ -255,7 +255,7 @@ def test_f8_what_lies_in_the_wrong_collection_is_refused():
         ("True", "params", "isomorph.linen.variables(plan, weights) has all of them"),
     ],
 )  # fmt: skip
-def test_f8_a_tied_parameter_that_is_not_there_is_named(trainable, missing, hint):
+def test_a_tied_parameter_that_is_not_there_is_named(trainable, missing, hint):
     """A table that two nodes share is looked for by the network itself, where Flax cannot say what is missing."""
     text = f"embedding(5, 4, name='e', trainable={trainable})\nlinear(5, tie={{'weight': 'e.weight'}})"
     plan = iso.resolve(text, input=("B", "T"), input_dtype="int64")
@@ -273,7 +273,7 @@ def test_f8_a_tied_parameter_that_is_not_there_is_named(trainable, missing, hint
             assert str(caught.value) == expected
 
 
-def test_f8_transformations_of_flax_carry_the_frozen_collection():
+def test_transformations_of_flax_carry_the_frozen_collection():
     plan = iso.resolve('linear(4, trainable={"bias": False})\ntanh()', input=("B", 4))
 
     class Layers(nn.Module):

@@ -73,7 +73,7 @@ def test_leaves_are_flax_layers():
     assert str(model) == str(model.plan)
 
 
-def test_t12_kernels_are_transposed_and_square_ones_too():
+def test_kernels_are_transposed_and_square_ones_too():
     weight = np.array([[0.0, 1.0], [0.0, 0.0]])  # [out, in]: out 0 reads in 1
     model = build(iso.resolve("linear(2, bias=False)", input=("B", 2)), {"n0.weight": weight})
     assert model.n0.kernel[...].tolist() == [[0.0, 0.0], [1.0, 0.0]]
@@ -159,7 +159,7 @@ def test_a_part_named_as_something_that_every_module_has():
 # -- training and evaluation -----------------------------------------------------------------------
 
 
-def test_t23_dropout_in_training_alone_with_a_fresh_mask_every_time():
+def test_dropout_in_training_alone_with_a_fresh_mask_every_time():
     """q = k = 0 and v = 1: each query's result is the share of its weights that stayed, over 1 - p."""
     plan = iso.resolve("attention(2, dropout=0.5)", input=("B", 64, 2))
     weights = {path: np.zeros(p.shape) for path, p in ((p.path, p) for p in plan.parameters)}
@@ -182,7 +182,7 @@ def test_t23_dropout_in_training_alone_with_a_fresh_mask_every_time():
     assert not jnp.array_equal(model(x), model(x))
 
 
-def test_t24_dropout_streams_are_part_of_the_state():
+def test_dropout_streams_are_part_of_the_state():
     plan = iso.resolve("dropout(0.5)", input=("B", 50))
     model, x = build(plan, rngs=nnx.Rngs(dropout=3, params=0)), jnp.ones((1, 50))
     model(x)
@@ -240,7 +240,7 @@ def test_split_merge_jit_grad_and_copies():
         assert jnp.array_equal(a, b)
 
 
-def test_tx8_nnx_jit_compiles_once():
+def test_nnx_jit_compiles_once():
     traces = []
 
     @nnx.jit

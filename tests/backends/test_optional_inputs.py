@@ -56,7 +56,7 @@ BACKENDS = ["reference", "torch", "nnx", "linen"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_f24_what_is_left_out_hides_nothing_and_is_id_0(backend, plan, weights):
+def test_what_is_left_out_hides_nothing_and_is_id_0(backend, plan, weights):
     ones, zeros = np.ones((2, 4), bool), np.zeros((2, 4), np.int64)
     whole = run(backend, plan, weights, IDS, ones, zeros)
     for inputs, named in (
@@ -69,7 +69,7 @@ def test_f24_what_is_left_out_hides_nothing_and_is_id_0(backend, plan, weights):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_f24_a_mask_of_integers_shows_what_is_not_0(backend, plan, weights):
+def test_a_mask_of_integers_shows_what_is_not_0(backend, plan, weights):
     expected = run(backend, plan, weights, IDS, MASK.astype(bool))
     shown = run(backend, plan, weights, IDS)
     for dtype in (np.int64, np.int32, np.uint8):
@@ -80,7 +80,7 @@ def test_f24_a_mask_of_integers_shows_what_is_not_0(backend, plan, weights):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_f24_transformers_names_are_understood(backend, plan, weights):
+def test_transformers_names_are_understood(backend, plan, weights):
     named = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": IDS % 2}
     expected = run(backend, plan, weights, IDS, MASK.astype(bool), IDS % 2)
     np.testing.assert_array_equal(run(backend, plan, weights, **named), expected)
@@ -90,7 +90,7 @@ def test_f24_transformers_names_are_understood(backend, plan, weights):
         run(backend, plan, weights, IDS, position_ids=IDS)
 
 
-def test_f24_an_imported_model_takes_what_its_peer_takes(tmp_path):
+def test_an_imported_model_takes_what_its_peer_takes(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(

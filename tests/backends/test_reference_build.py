@@ -187,7 +187,7 @@ def test_tied_weights_are_one_table():
     np.testing.assert_array_equal(out[0], table[[0, 2]] @ table.T)
 
 
-def test_t34_everything_is_float64():
+def test_everything_is_float64():
     plan, weights = plan_and_weights(BLOCKS, input=("B", 6, 8), output=("B", 6, 8))
     x = np.random.default_rng(1).standard_normal((2, 6, 8)).astype(ml_dtypes.bfloat16)
     right = build(plan, weights)(x.astype(np.float64))
@@ -201,7 +201,7 @@ def test_t34_everything_is_float64():
 
 
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 5), (2, 0), (0, 5)])
-def test_t36_one_plan_at_every_size(B, T):
+def test_one_plan_at_every_size(B, T):
     plan, weights = plan_and_weights("transformer_block(2, causal=True)\nlinear(3)", input=("B", "T", 4))
     f = build(plan, weights)
     x = np.random.default_rng(2).standard_normal((3, 5, 4))
@@ -232,7 +232,7 @@ def test_nothing_is_shared_with_the_caller():
 
 
 @pytest.mark.parametrize("once", [run, numeric_bound])
-def test_f31_what_runs_once_widens_one_parameter_after_the_other(once):
+def test_what_runs_once_widens_one_parameter_after_the_other(once):
     """24 matrices of 256 KiB, of which a float64 copy is 512 KiB: a copy of all would take 12 MiB."""
     plan = resolve("for _ in range(24):\n    linear(256, bias=False)", input=("B", 256))
     weights = {path: array.astype(np.float32) / 16 for path, array in draw_weights(plan).items()}
@@ -249,7 +249,7 @@ def test_f31_what_runs_once_widens_one_parameter_after_the_other(once):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", ml_dtypes.bfloat16])
-def test_f31_weights_of_every_dtype_run_once_as_they_run_when_copied(dtype):
+def test_weights_of_every_dtype_run_once_as_they_run_when_copied(dtype):
     """Under both paths of a tie, integers under one of them, and in lists."""
     text = 'linear(8)\ntransformer_block(2, mlp_ratio=2)\nlinear(8, name="last", tie={"weight": "n0.weight"})'
     plan, weights = plan_and_weights(text, input=("B", "T", 8))

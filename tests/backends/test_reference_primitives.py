@@ -99,21 +99,21 @@ def test_an_id_outside_the_table_is_named(wrong):
 # -- norms -------------------------------------------------------------------------------------
 
 
-def test_t2_layer_norm_epsilon_reaches_the_variance():
+def test_layer_norm_epsilon_reaches_the_variance():
     row = np.array([[1e-3, -1e-3]])  # mean 0, variance 1e-6
     for eps, right in ((1e-5, 0.30151134), (1e-6, 0.70710678), (1e-12, 1.0)):
         # 1e-3 / sqrt(1e-6 + 1e-5) = 1 / sqrt(11), 1 / sqrt(2), 1 / sqrt(1.000001)
         np.testing.assert_allclose(F.layer_norm(row, None, None, eps=eps), [[right, -right]], rtol=1e-6)
 
 
-def test_t3_layer_norm_of_a_large_mean_keeps_its_spread():
+def test_layer_norm_of_a_large_mean_keeps_its_spread():
     row = np.array([[40000.0, 40001.0, 40002.0, 40003.0]])
     # centred +-1.5, +-0.5; variance (2.25 + 0.25) / 2 = 1.25
     right = np.array([[-1.5, -0.5, 0.5, 1.5]]) / math.sqrt(1.25 + 1e-5)
     np.testing.assert_allclose(F.layer_norm(row, None, None, eps=1e-5), right, rtol=1e-14)
 
 
-def test_t5_norms_of_half_precision_rows():
+def test_norms_of_half_precision_rows():
     # at the door float16 becomes float64, where 300^2 * 4 does not overflow and 1e-12 is not 0
     np.testing.assert_allclose(
         F.rms_norm(np.full((1, 4), np.float16(300)).astype(np.float64), None, eps=1e-6), 1.0, rtol=1e-11
@@ -140,7 +140,7 @@ def test_rms_norm_by_hand_and_against_torch():
     agree(F.rms_norm(x, weight, eps=1e-3), functional.rms_norm(t(x), (5,), t(weight), 1e-3))
 
 
-def test_l2_normalize_adds_epsilon_under_the_root():
+def test_normalize_adds_epsilon_under_the_root():
     # 9 + 16 + 11 = 36
     np.testing.assert_allclose(F.l2_normalize(np.array([[3.0, 4.0]]), eps=11.0), [[0.5, 2 / 3]], rtol=1e-15)
 
@@ -197,7 +197,7 @@ def test_softcap_by_hand():
     np.testing.assert_allclose(out, [[[[weight]]]], rtol=1e-14)
 
 
-def test_t14_causal_is_aligned_at_the_last_key():
+def test_causal_is_aligned_at_the_last_key():
     np.testing.assert_allclose(attend(2, 5, range(5), causal=True), [1.5, 2.0])  # means of 0..3 and 0..4
 
 
@@ -213,7 +213,7 @@ def test_windows():
     np.testing.assert_allclose(attend(4, 4, [0, 1, 2, 5], window=1), [0, 1, 2, 5])
 
 
-def test_t18_true_in_a_mask_means_visible():
+def test_true_in_a_mask_means_visible():
     np.testing.assert_array_equal(attend(1, 2, [1, 9], np.array([[True, False]])), [1])
 
 
@@ -246,7 +246,7 @@ def test_an_infinite_value_among_visible_ones_is_infinite():
     np.testing.assert_array_equal(attend(1, 2, [np.inf, 1.0]), [np.inf])
 
 
-def test_t9_query_heads_share_consecutive_key_value_heads():
+def test_query_heads_share_consecutive_key_value_heads():
     q, k = np.zeros((1, 4, 1, 1)), np.zeros((1, 2, 1, 1))
     out = F.attention(q, k, np.array([10.0, 20.0]).reshape(1, 2, 1, 1))
     np.testing.assert_array_equal(out.ravel(), [10, 10, 20, 20])
@@ -283,7 +283,7 @@ def test_erf_against_the_standard_library():
     np.testing.assert_array_equal(erf(np.array([np.inf, -np.inf, np.nan, 0.0])), [1, -1, np.nan, 0])
 
 
-def test_t1_gelu_is_the_erf_form():
+def test_gelu_is_the_erf_form():
     x = np.array([-2.0])
     np.testing.assert_allclose(F.gelu(x), -0.04550026389635842, rtol=1e-14)  # -1 * (1 + erf(-sqrt 2))
     np.testing.assert_allclose(F.gelu(x, "tanh"), -0.04540230591222, rtol=1e-12)
@@ -358,7 +358,7 @@ def test_no_elements_to_reduce(name):
 # -- rotary positions --------------------------------------------------------------------------
 
 
-def test_t6_rope_pairs_feature_i_with_i_plus_half():
+def test_rope_pairs_feature_i_with_i_plus_half():
     q = np.zeros((1, 1, 2, 4))
     q[..., 0] = 1.0
     out = rotate(F, q, rope_frequencies(4, 1e4, "none", 1.0))
@@ -368,7 +368,7 @@ def test_t6_rope_pairs_feature_i_with_i_plus_half():
     assert f"{out[0, 0, 1, 0]:.4f} {out[0, 0, 1, 2]:.4f}" == "0.5403 0.8415"
 
 
-def test_t7_every_position_has_its_own_angle():
+def test_every_position_has_its_own_angle():
     cos, sin = F.cos_sin(4096, (1.0, 0.01), np.zeros(1))
     assert cos.shape == sin.shape == (4096, 2)
     assert cos.dtype == np.float64

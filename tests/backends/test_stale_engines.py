@@ -104,7 +104,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_f3_every_write_is_seen(write):
+def test_every_write_is_seen(write):
     model, engine = made()
     for _ in range(2):
         before = engine(IDS)
@@ -116,7 +116,7 @@ def test_f3_every_write_is_seen(write):
         assert engine._state is state
 
 
-def test_f3_a_vector_of_parameters_that_is_edited():
+def test_a_vector_of_parameters_that_is_edited():
     model, engine = made()
     vector = nn.utils.parameters_to_vector(model.parameters()).detach()
     for _ in range(3):
@@ -127,7 +127,7 @@ def test_f3_a_vector_of_parameters_that_is_edited():
 
 
 @pytest.mark.parametrize("write", [data_in_place, fused_step_that_clears_gradients])
-def test_f3_every_engine_of_a_model_sees_a_write(write):
+def test_every_engine_of_a_model_sees_a_write(write):
     """Looking at a write on behalf of one engine does not hide it from another."""
     model, first = made()
     second = iso.prepare(model)
@@ -170,7 +170,7 @@ def test_reading_a_model_is_no_change(monkeypatch, network, dtype, prepared, one
         assert engine._state is state
 
 
-def test_f3_marking_leaves_a_model_as_it_was():
+def test_marking_leaves_a_model_as_it_was():
     model, _ = made()
     places = [parameter.data_ptr() for parameter in model.parameters()]
     engine = iso.prepare(model)
@@ -197,7 +197,7 @@ def foreign() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "write", [data_in_place, fused_step_that_clears_gradients, one_number_of_data, data_exchanged]
 )
-def test_f3_memory_of_somebody_else_is_compared(kind, write):
+def test_memory_of_somebody_else_is_compared(kind, write):
     model, _ = made()
     model.load_state_dict(foreign()[kind], assign=True)
     engine = iso.prepare(model)
@@ -207,7 +207,7 @@ def test_f3_memory_of_somebody_else_is_compared(kind, write):
         close(engine, model)
 
 
-def test_f3_what_cannot_be_seen_is_told():
+def test_what_cannot_be_seen_is_told():
     model, engine = made()
     view = model.head.weight.detach().numpy()
     engine(IDS)  # marks the memory again, while NumPy holds it
@@ -219,7 +219,7 @@ def test_f3_what_cannot_be_seen_is_told():
 # -- other functions --------------------------------------------------------------------------------------
 
 
-def test_f3_a_forward_put_where_another_attribute_was_taken_away():
+def test_a_forward_put_where_another_attribute_was_taken_away():
     model, engine = made()
     engine(IDS)
     del model.head.in_features
@@ -229,7 +229,7 @@ def test_f3_a_forward_put_where_another_attribute_was_taken_away():
 
 
 @pytest.mark.parametrize("name", ["_forward_hooks", "_forward_pre_hooks"])
-def test_f3_other_dictionaries_of_hooks(name):
+def test_other_dictionaries_of_hooks(name):
     model, engine = made()
     engine(IDS)
     setattr(model.head, name, OrderedDict())
@@ -247,7 +247,7 @@ def test_f3_other_dictionaries_of_hooks(name):
 
 
 @pytest.mark.parametrize("name", ["_parameters", "_modules"])
-def test_f3_other_dictionaries_of_parts(name):
+def test_other_dictionaries_of_parts(name):
     model, engine = made()
     engine(IDS)
     owner = model.head if name == "_parameters" else model
@@ -262,7 +262,7 @@ def test_f3_other_dictionaries_of_parts(name):
 
 @pytest.mark.parametrize("name", ["forward", "__call__"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_f3_a_function_put_on_a_class(monkeypatch, name, when):
+def test_a_function_put_on_a_class(monkeypatch, name, when):
     model, engine = made()
     engine(IDS)
     plain = nn.Linear.forward
@@ -283,7 +283,7 @@ def test_f3_a_function_put_on_a_class(monkeypatch, name, when):
     assert not engine._state.departure
 
 
-def test_f3_a_network_for_training_sees_what_it_shares(monkeypatch):
+def test_a_network_for_training_sees_what_it_shares(monkeypatch):
     model, _ = made()
     fast = iso.prepare(model, training=True).eval()
     for write in WRITES:
@@ -295,7 +295,7 @@ def test_f3_a_network_for_training_sees_what_it_shares(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["numpy", "shared"])
-def test_f3_data_turned_where_it_lies(kind):
+def test_data_turned_where_it_lies(kind):
     """Of one address and one count, and another matrix."""
     model, _ = made()
     model.load_state_dict(foreign()[kind], assign=True)
@@ -305,7 +305,7 @@ def test_f3_data_turned_where_it_lies(kind):
     close(engine, model)
 
 
-def test_f3_attributes_that_decide_nothing():
+def test_attributes_that_decide_nothing():
     """A counter of one's own costs a look and nothing is prepared anew."""
     model, engine = made()
     engine(IDS)
@@ -346,7 +346,7 @@ def halved(arrays: Any, **_: Any) -> Any:
     ids=["promote_dtype", "preferred_element_type", "precision", "bias", "numpy"],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_f3_other_settings_of_an_nnx_layer(change, reason):
+def test_other_settings_of_an_nnx_layer(change, reason):
     model, engine = made_nnx()
     x = jax.numpy.asarray(X)
     for _ in range(2):
@@ -357,7 +357,7 @@ def test_f3_other_settings_of_an_nnx_layer(change, reason):
 
 
 @pytest.mark.parametrize("kind", [nnx.Linear, type(made_nnx()[0])])
-def test_f3_a_function_put_on_a_class_of_nnx(monkeypatch, kind):
+def test_a_function_put_on_a_class_of_nnx(monkeypatch, kind):
     model, engine = made_nnx()
     x = jax.numpy.asarray(X)
     for _ in range(2):
@@ -378,7 +378,7 @@ def test_f3_a_function_put_on_a_class_of_nnx(monkeypatch, kind):
 @pytest.mark.parametrize(
     "way", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))], ids=["deepcopy", "pickle"]
 )
-def test_f19_a_copied_engine_has_a_copied_model(framework, way):
+def test_a_copied_engine_has_a_copied_model(framework, way):
     plan = iso.resolve("linear(8)\nlayer_norm()\nlinear(3)", input=("B", 8))
     weights = order_one_weights(plan)
     if framework == "linen":

@@ -392,7 +392,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.trial(sample=25, whole=4000)
-def test_f3_whatever_is_done_to_a_model_in_pytorch(trial, quiet):
+def test_whatever_is_done_to_a_model_in_pytorch(trial, quiet):
     for index in range(trial.tries):
         random = np.random.default_rng([trial.seed, index])
         name = list(NETWORKS)[random.integers(len(NETWORKS))]
@@ -523,7 +523,7 @@ def nnx_subject(name: str) -> tuple[Any, Any, Any, Any]:
 
 
 @pytest.mark.trial(sample=4, whole=1000)
-def test_f3_whatever_is_done_to_a_model_in_nnx(trial, quiet):
+def test_whatever_is_done_to_a_model_in_nnx(trial, quiet):
     for index in range(trial.tries):
         random = np.random.default_rng([trial.seed, index])
         name = ("plain", "modern", "block")[random.integers(3)] if trial.tries > 10 else "plain"

@@ -93,7 +93,7 @@ def test_on_the_meta_device_nothing_is_drawn():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_t34_the_plans_dtype_is_kept(dtype):
+def test_the_plans_dtype_is_kept(dtype):
     plan = iso.resolve(
         'attention(2, rope=True, qk_norm="rms_norm", logit_softcap=4.0)\ntransformer_block(2)\nsoftmax()',
         input=("B", "T", 8),
@@ -247,7 +247,7 @@ class Around(nn.Module):
         return self.top(self.body(ids))
 
 
-def test_f29_a_tied_parameter_has_one_key_and_no_entries_share_memory(tmp_path):
+def test_a_tied_parameter_has_one_key_and_no_entries_share_memory(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     model = build(iso.resolve(TIED), seed=1)
     state = model.state_dict()
@@ -268,7 +268,7 @@ def test_f29_a_tied_parameter_has_one_key_and_no_entries_share_memory(tmp_path):
 
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("keys", ["one", "both", "the other"])
-def test_f29_either_key_or_both_are_loaded_strictly(keys, assign):
+def test_either_key_or_both_are_loaded_strictly(keys, assign):
     source = Around(1)
     state, ties = source.state_dict(), source.body.plan.ties
     tied = {f"body.{path}": state[f"body.{owner}"] for path, owner in ties.items()}
@@ -290,7 +290,7 @@ def test_f29_either_key_or_both_are_loaded_strictly(keys, assign):
         assert len(list(network.named_parameters())) == len(network.plan.parameters)
 
 
-def test_f29_what_is_missing_or_differs_is_said_of_the_owner():
+def test_what_is_missing_or_differs_is_said_of_the_owner():
     model = Around(0)
     state = model.state_dict()
     del state["body.wte.weight"]

@@ -77,7 +77,7 @@ def test_compiled_code_computes_and_differentiates_alike(backend):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_t36_export_with_open_batch_and_length(strict):
+def test_export_with_open_batch_and_length(strict):
     model = build(iso.resolve(DECODER)).eval()
     free = {"ids": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
     exported = torch.export.export(model, (ids(2, 8),), dynamic_shapes=free, strict=strict).module()
@@ -87,7 +87,7 @@ def test_t36_export_with_open_batch_and_length(strict):
         torch.testing.assert_close(got, model(ids(B, T)), rtol=0, atol=1e-6)
 
 
-def test_t36_export_with_a_mask_and_named_inputs():
+def test_export_with_a_mask_and_named_inputs():
     model = build(iso.resolve(ENCODER)).eval()
     x, m = sequence(2, 8)
     free = {name: {0: Dim.AUTO, 1: Dim.AUTO} for name in ("x", "m")}

@@ -280,9 +280,7 @@ linear(300, bias=False, name="head", tie={"weight": "tokens.weight"})
 """
 
 
-def test_f31_each_kind_of_node_is_captured_once_and_no_weight_is_copied(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_each_kind_of_node_is_captured_once_and_no_weight_is_copied(tmp_path: Path, monkeypatch: Any) -> None:
     """Table, norm, attention, addition, feed-forward and head: six kinds among 39 nodes."""
     plan = iso.resolve(DEEP)
     assert len(plan.nodes) == 1 + 6 * 6 + 2
@@ -305,7 +303,7 @@ def test_f31_each_kind_of_node_is_captured_once_and_no_weight_is_copied(
     assert np.max(np.abs(session.run(None, inputs)[0] - truth.outputs[""])) <= truth.total
 
 
-def test_f31_equal_nodes_between_other_tensors(tmp_path: Path) -> None:
+def test_equal_nodes_between_other_tensors(tmp_path: Path) -> None:
     """One kind used on an input, on itself, twice on one tensor, and published twice; one that passes its input on."""
     text = """
         x = input("B", "T", 8)
@@ -331,7 +329,7 @@ def runs_as(path: Path, seed: int) -> bool:
     return np.allclose(session_of(path).run(None, {"x": x})[0], expected, rtol=0, atol=1e-5)
 
 
-def test_f31_what_checks_a_file_reads_it_without_its_weights(tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_checks_a_file_reads_it_without_its_weights(tmp_path: Path, monkeypatch: Any) -> None:
     """The checker and onnxruntime open a small model, whose large arrays are the bytes in the file that was written."""
     weights = iso.initial_weights(SMALL, 1)
     large = {path for path, array in weights.items() if array.nbytes >= SPLICED_BYTES}

@@ -86,7 +86,7 @@ def test_conv2d_by_hand():
     assert F.conv2d(x, weight, torch.tensor([0.5]), stride=2).tolist() == [[[[5410.5, 7632.5]]]]
 
 
-def test_t3_layer_norm_of_a_large_mean():
+def test_layer_norm_of_a_large_mean():
     x = torch.tensor([40000.0, 40001.0, 40002.0, 40003.0])
     # deviations -1.5, -0.5, 0.5, 1.5, variance 1.25: 1.5 / sqrt(1.25) = 1.34164, 0.5 / sqrt(1.25) = 0.44721
     assert F.layer_norm(x, None, None, eps=1e-5).tolist() == pytest.approx(
@@ -94,7 +94,7 @@ def test_t3_layer_norm_of_a_large_mean():
     )
 
 
-def test_t2_layer_norm_epsilon():
+def test_layer_norm_epsilon():
     x = torch.tensor([1e-3, -1e-3], dtype=torch.float64)  # variance 1e-6
     for eps, expected in ((1e-5, 0.30151134), (1e-6, 0.70710678), (1e-12, 0.9999995)):
         # 1e-3 / sqrt(1e-6 + eps)
@@ -102,7 +102,7 @@ def test_t2_layer_norm_epsilon():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_t5_norms_in_half_precision(dtype):
+def test_norms_in_half_precision(dtype):
     ones = F.rms_norm(torch.full((4,), 300.0, dtype=dtype), None, eps=1e-6)  # 300^2 overflows float16
     zeros = F.layer_norm(torch.zeros(4, dtype=dtype), None, None, eps=1e-12)  # 1e-12 is zero in float16
     assert ones.dtype == zeros.dtype == dtype
@@ -132,7 +132,7 @@ def test_rms_norm_of_a_gain_around_zero_rounds_once_in_bfloat16():
     assert ((F.rms_norm(x, gain + 1, eps=1e-6).double() - exact) / exact).abs().max() > 2**-8 * 1.01
 
 
-def test_t1_gelu_forms():
+def test_gelu_forms():
     x = torch.tensor([-2.0], dtype=torch.float64)
     assert F.gelu(x).item() == pytest.approx(-0.0455003, abs=5e-8)
     assert F.gelu(x, "tanh").item() == pytest.approx(-0.0454023, abs=5e-8)
@@ -257,7 +257,7 @@ def test_the_check_that_accelerators_need(monkeypatch, ids, wrong):
         F.embedding(torch.tensor(ids).as_subclass(Elsewhere), torch.zeros(3, 2))
 
 
-def test_t7_rotary_tables_in_bfloat16():
+def test_rotary_tables_in_bfloat16():
     positions = [255, 256, 257, 258, 259, 260, 261, 4095]
     cos, sin = F.cos_sin(4096, (1.0, 0.01), torch.zeros(1, dtype=torch.bfloat16))
     assert cos.dtype == sin.dtype == torch.bfloat16
@@ -323,21 +323,21 @@ def test_attention_over_nothing(options, B, T, S):
         assert not out.any()  # without a key to attend, zeros
 
 
-def test_t14_causal_with_more_keys_than_queries():
+def test_causal_with_more_keys_than_queries():
     q, k = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 5, 1)
     v = torch.arange(5.0).reshape(1, 1, 5, 1)
     # query 0 sees keys 0..3: (0+1+2+3)/4 = 1.5; query 1 sees all: 10/5 = 2
     assert F.attention(q, k, v, causal=True).flatten().tolist() == [1.5, 2.0]
 
 
-def test_t9_consecutive_query_heads_share_a_key_value_head():
+def test_consecutive_query_heads_share_a_key_value_head():
     q, k = torch.zeros(1, 4, 1, 1), torch.zeros(1, 2, 1, 1)
     v = torch.tensor([10.0, 20.0]).reshape(1, 2, 1, 1)
     assert F.attention(q, k, v).flatten().tolist() == [10.0, 10.0, 20.0, 20.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_t18_true_means_seen_and_nothing_is_added(dtype):
+def test_true_means_seen_and_nothing_is_added(dtype):
     q = torch.full((1, 1, 1, 1), -17.0, dtype=dtype)
     k, v = torch.ones(1, 1, 2, 1, dtype=dtype), torch.tensor([1.0, 9.0], dtype=dtype).reshape(1, 1, 2, 1)
     for options in ({}, {"causal": True}, {"softcap": 50.0}):
@@ -393,7 +393,7 @@ def test_a_visible_infinity_gives_what_the_reference_gives():
         np.testing.assert_allclose(F.attention(q, k, v, **options).numpy(), want, atol=1e-12)
 
 
-def test_tx7_layouts_do_not_matter():
+def test_layouts_do_not_matter():
     q, k, v = heads()
     mask = padding()
 
@@ -419,7 +419,7 @@ def test_half_precision_attention_accumulates_in_float32(dtype):
 
 
 @pytest.mark.parametrize("softcap", [0.0, 4.0])
-def test_t23_dropout_of_attention_weights(softcap):
+def test_dropout_of_attention_weights(softcap):
     """q = k = 0 and v = 1: each query's result is the share of its weights that stayed, over 1 - p."""
     B, H, T = 3, 2, 64
     q, v = torch.zeros(B, H, T, 1), torch.ones(B, H, T, 1)

@@ -47,7 +47,7 @@ def refused(model: Any, x: Any) -> str:
         ("int64", -(2**40)),
     ],
 )
-def test_f20_an_id_of_64_bits_is_named_as_it_is(framework, dtype, number):
+def test_an_id_of_64_bits_is_named_as_it_is(framework, dtype, number):
     ids: Any = np.array([[1, number]], dtype=dtype)
     ids = torch.from_numpy(ids) if framework == "torch" else ids
     for model in models(IDS, framework):
@@ -58,7 +58,7 @@ def test_f20_an_id_of_64_bits_is_named_as_it_is(framework, dtype, number):
 
 
 @pytest.mark.parametrize("framework", ["torch", "nnx"])
-def test_f20_an_id_of_64_bits_in_a_prompt(framework):
+def test_an_id_of_64_bits_in_a_prompt(framework):
     text = 'ids = input("B", "T", dtype="int64")\nembedding(7, 8)\nattention(2, causal=True)\nlinear(7)'
     for model in models(iso.resolve(text), framework):
         for ids in ([2**64 - 1], np.array([[1, 2**64 - 1]], np.uint64)):
@@ -68,7 +68,7 @@ def test_f20_an_id_of_64_bits_in_a_prompt(framework):
 
 
 @pytest.mark.parametrize("framework", ["nnx", "linen"])
-def test_f20_a_number_that_jax_would_change_is_refused(framework):
+def test_a_number_that_jax_would_change_is_refused(framework):
     """Where no table has it: 2**32 would become 0, and be the largest no more."""
     text = 'x = input("B", "T", 4)\nids = input("B", "T", dtype="int64")\ntake_at(x, ids, -1)'
     for model in models(iso.resolve(text), framework):
@@ -81,7 +81,7 @@ def test_f20_a_number_that_jax_would_change_is_refused(framework):
 @pytest.mark.parametrize(
     ("array", "dtype"), [(np.array([[1, None]], dtype=object), "object"), (np.array([["a", "b"]]), "str32")]
 )
-def test_f19_arrays_of_objects(framework, array, dtype):
+def test_arrays_of_objects(framework, array, dtype):
     for model in models(IDS, framework):
         assert refused(model, array) == (
             f"input x: expected [B, T] int64, got [1, 2] {dtype}: it must have an integer dtype"
@@ -105,7 +105,7 @@ UNUSUAL = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", UNUSUAL)
-def test_f19_tensors_that_are_not_ordinary(kind):
+def test_tensors_that_are_not_ordinary(kind):
     make, message = UNUSUAL[kind]
     x = make()
     for model in models(ROWS, "torch"):
@@ -113,7 +113,7 @@ def test_f19_tensors_that_are_not_ordinary(kind):
         assert refused(model, x) == message  # also where one of that shape and dtype was met before
 
 
-def test_f19_ids_without_values():
+def test_ids_without_values():
     for model in models(IDS, "torch"):
         ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         assert (
@@ -122,7 +122,7 @@ def test_f19_ids_without_values():
         )
 
 
-def test_f19_a_model_without_values():
+def test_a_model_without_values():
     """On the meta device shapes alone are computed; with values it is prepared as any other."""
     weights = order_one_weights(ROWS)
     right = iso.torch.build(ROWS, weights).eval()
@@ -142,7 +142,7 @@ def test_f19_a_model_without_values():
     torch.testing.assert_close(iso.prepare(model)(X), right(X).detach())
 
 
-def test_f19_generation_refuses_the_meta_device():
+def test_generation_refuses_the_meta_device():
     text = 'ids = input("B", "T", dtype="int64")\nembedding(7, 8)\nlinear(7)'
     model = iso.torch.build(iso.resolve(text), device="meta")
     with pytest.raises(iso.IsomorphError) as caught:
@@ -157,7 +157,7 @@ def test_f19_generation_refuses_the_meta_device():
 @pytest.mark.parametrize(
     "text", ["attention(2)", "transformer_block(2, causal=True)\nrms_norm()\nlinear(3)", "linear(4)\ngelu()"]
 )
-def test_f19_tracing_gives_equal_results_or_one_error(text):
+def test_tracing_gives_equal_results_or_one_error(text):
     model, engine = models(iso.resolve(text, input=("B", "T", 8)), "torch")
     traced = torch.jit.trace(model.eval(), (X,))
     torch.testing.assert_close(traced(X), model(X))

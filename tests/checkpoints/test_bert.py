@@ -59,14 +59,14 @@ def test_padding_is_not_attended(published):
     np.testing.assert_allclose(found["pooled"], answer.pooler_output.numpy(), rtol=0, atol=1e-10)
 
 
-def test_t2_the_epsilon_of_the_file_is_in_every_norm(published):
+def test_the_epsilon_of_the_file_is_in_every_norm(published):
     directory, _ = published("BertModel", transformers.BertConfig(**{**SIZES, "layer_norm_eps": 1e-7}))
     plan, _ = iso.import_checkpoint(directory)
     found = [node.operator.argument_values["eps"] for node in plan.nodes if "eps" in node.operator.arguments]
     assert found == [1e-7] * 3
 
 
-def test_t31_only_the_old_names_of_layer_norms_are_renamed(published):
+def test_only_the_old_names_of_layer_norms_are_renamed(published):
     directory, _ = published("BertModel", transformers.BertConfig(**SIZES))
     _, weights = iso.import_checkpoint(directory)
     path = directory / "model.safetensors"

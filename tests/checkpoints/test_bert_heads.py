@@ -60,7 +60,7 @@ def test_the_definition_with_a_head_for_words(published):
     )
 
 
-def test_t28_a_tied_bias_under_either_name_or_both(published):
+def test_a_tied_bias_under_either_name_or_both(published):
     directory, _ = published("BertForMaskedLM", transformers.BertConfig(**SIZES))
     _, weights = iso.import_checkpoint(directory)
     path = directory / "model.safetensors"

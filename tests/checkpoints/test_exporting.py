@@ -128,7 +128,7 @@ OVERWRITE = """
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes are not killed like this here")
-def test_t39_killed_at_any_step_the_directory_is_old_or_new_or_does_not_load(tmp_path):
+def test_killed_at_any_step_the_directory_is_old_or_new_or_does_not_load(tmp_path):
     definition = tmp_path / "text.net"
     definition.write_text(TEXT)
     old, new = computed(*make(1)), computed(*make(2))

@@ -51,17 +51,17 @@ def asked(**generation: Any) -> iso.GenerationSettings:
          {"unfollowed": ("bad_words_ids 6", "forced_decoder_ids 5")}),
     ],
 )  # fmt: skip
-def test_f10_what_a_configuration_asks_for(generation, expected):
+def test_what_a_configuration_asks_for(generation, expected):
     assert asked(**generation) == iso.GenerationSettings(**expected)
 
 
-def test_f10_the_end_of_text_is_that_of_the_generation_or_else_of_the_model():
+def test_the_end_of_text_is_that_of_the_generation_or_else_of_the_model():
     assert settings_of({"eos_token_id": 3}).stop == (3,)
     assert settings_of({"eos_token_id": 3, "generation_config": {"eos_token_id": [4, 5]}}).stop == (4, 5)
     assert settings_of({"eos_token_id": 3, "generation_config": {"top_k": 5}}).stop == (3,)
 
 
-def test_f10_older_models_say_it_in_their_configuration():
+def test_older_models_say_it_in_their_configuration():
     old = {"eos_token_id": 3, "suppress_tokens": [1, 2], "num_beams": 2, "vocab_size": 9, "top_k": None}
     assert notes_of(old) == {
         "eos_token_id": 3, "generation_config": {"suppress_tokens": [1, 2], "num_beams": 2},
@@ -91,7 +91,7 @@ def test_settings_of_what_is_nothing_published(tmp_path):
     assert caught.value.code == "E_CHECKPOINT"
 
 
-def test_f10_whispers_forced_and_suppressed_ids_are_the_peers(tmp_path):
+def test_whispers_forced_and_suppressed_ids_are_the_peers(tmp_path):
     """The peer's own front end: the beginning is forced, then its processors; the command of nobody, but its ids."""
     config = transformers.WhisperConfig(
         vocab_size=53, d_model=24, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,

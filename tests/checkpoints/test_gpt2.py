@@ -77,7 +77,7 @@ def tiny(directory, **changes):
     return directory
 
 
-def test_t12_square_matrices_are_transposed_too(tmp_path):
+def test_square_matrices_are_transposed_too(tmp_path):
     # W[0, 1] = 1 alone, [in, out]: x = [1, 0] gives [0, 1]. In plan layout that is weight[1, 0].
     _, weights = iso.import_checkpoint(tiny(tmp_path / "m"))
     weight = weights["block0.attn.o_proj.weight"]
@@ -85,14 +85,14 @@ def test_t12_square_matrices_are_transposed_too(tmp_path):
     assert weight.tolist() == [[0, 0], [1, 0]]
 
 
-def test_t11_query_key_and_value_are_blocks(tmp_path):
+def test_query_key_and_value_are_blocks(tmp_path):
     # Six columns with distinct constants, width 2: query 0 1, key 2 3, value 4 5.
     _, weights = iso.import_checkpoint(tiny(tmp_path / "m"))
     biases = [weights[f"block0.attn.{part}_proj.bias"].tolist() for part in "qkv"]
     assert biases == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_t28_a_tied_head_may_be_there_once_or_twice(tmp_path):
+def test_a_tied_head_may_be_there_once_or_twice(tmp_path):
     table = np.arange(10.0).reshape(5, 2)
     for i, changes in enumerate(
         ({}, {"wte.weight": None, "lm_head.weight": table}, {"lm_head.weight": table.copy()})
@@ -112,7 +112,7 @@ def test_t28_a_tied_head_may_be_there_once_or_twice(tmp_path):
     assert error.value.hints == ("missing: wte.weight [5, 2]", "missing: lm_head.weight [5, 2]")
 
 
-def test_tx10_known_buffers_are_left_out_by_their_exact_names(tmp_path):
+def test_known_buffers_are_left_out_by_their_exact_names(tmp_path):
     mask = np.tril(np.ones((1, 1, 3, 3), np.uint8))
     found = {"h.0.attn.bias": mask, "h.0.attn.masked_bias": np.array(-1e4)}
     _, weights = iso.import_checkpoint(tiny(tmp_path / "m", **found))

@@ -55,7 +55,7 @@ def left(directory) -> list[str]:
 # -- adapters ------------------------------------------------------------------------------------
 
 
-def test_f7_an_adapter_beside_the_model_is_refused_by_name(directory):
+def test_an_adapter_beside_the_model_is_refused_by_name(directory):
     (directory / "adapter_config.json").write_text(json.dumps(LORA))
     save_file({"a": np.zeros(1)}, directory / "adapter_model.safetensors")
     assert str(refused(directory)) == (
@@ -65,7 +65,7 @@ def test_f7_an_adapter_beside_the_model_is_refused_by_name(directory):
     )
 
 
-def test_f7_an_adapter_alone_says_so(tmp_path):
+def test_an_adapter_alone_says_so(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps(LORA))
     assert str(refused(tmp_path)) == (
         f"E_CHECKPOINT: {tmp_path} holds an adapter (LORA of rank 8) alone, made for owner/base, "
@@ -74,14 +74,14 @@ def test_f7_an_adapter_alone_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin", "pytorch_adapter.bin"])
-def test_f7_an_adapters_weights_without_its_configuration(directory, name):
+def test_an_adapters_weights_without_its_configuration(directory, name):
     (directory / name).write_bytes(b"")
     assert refused(directory).message == (
         f"{directory} holds an adapter ({name}) beside the model, and adapters are not applied by an import"
     )
 
 
-def test_f7_tensors_of_an_adapter_inside_the_file_are_refused(directory):
+def test_tensors_of_an_adapter_inside_the_file_are_refused(directory):
     path = directory / "model.safetensors"
     save_file(load_file(path) | {"transformer.h.0.attn.c_attn.lora_A.weight": np.zeros((2, 4))}, path)
     assert refused(directory, "E_WEIGHTS").hints == (
@@ -92,7 +92,7 @@ def test_f7_tensors_of_an_adapter_inside_the_file_are_refused(directory):
 # -- what is left is told ------------------------------------------------------------------------
 
 
-def test_f7_whatever_is_left_is_told(directory, capsys, tmp_path):
+def test_whatever_is_left_is_told(directory, capsys, tmp_path):
     assert left(directory) == []
     (directory / "generation_config.json").write_text('{"num_beams": 4, "top_k": 5}')
     arrays = load_file(directory / "model.safetensors")
@@ -128,7 +128,7 @@ def test_f7_whatever_is_left_is_told(directory, capsys, tmp_path):
     assert capsys.readouterr() == ("", "")
 
 
-def test_f7_the_heads_that_are_not_imported_are_told(published):
+def test_the_heads_that_are_not_imported_are_told(published):
     config = transformers.BertConfig(**SIZES)
     lines = left(published("BertForPreTraining", config)[0])
     assert lines[0].startswith("left: tensors that BertModel does not compute with: ")
@@ -136,7 +136,7 @@ def test_f7_the_heads_that_are_not_imported_are_told(published):
 
 
 @pytest.mark.parametrize("asked", [{"quant_method": "gptq", "bits": 4}, None])
-def test_f7_quantized_weights_are_refused_by_name(directory, asked):
+def test_quantized_weights_are_refused_by_name(directory, asked):
     path = directory / "model.safetensors"
     arrays = load_file(path)
     codes = {"transformer.h.0.attn.c_attn.qweight": np.zeros((2, 3), np.int32)}
@@ -157,7 +157,7 @@ def test_f7_quantized_weights_are_refused_by_name(directory, asked):
 
 
 @pytest.mark.parametrize("name", ["roberta", "bort", "llama2", "Bert", "gpt_2"])
-def test_f11_no_family_is_suggested_for_another(directory, name):
+def test_no_family_is_suggested_for_another(directory, name):
     change(directory, model_type=name)
     error = refused(directory)
     assert error.message == f"{directory / 'config.json'} has model_type {name!r}, which cannot be imported"
@@ -166,7 +166,7 @@ def test_f11_no_family_is_suggested_for_another(directory, name):
 
 @pytest.mark.parametrize("drawn", [True, False])
 @pytest.mark.parametrize("name", ["Roberta", "XLMRoberta", "Camembert", "Data2VecText"])
-def test_f11_roberta_is_no_bert_whatever_its_file_says(published, name, drawn, tmp_path):
+def test_roberta_is_no_bert_whatever_its_file_says(published, name, drawn, tmp_path):
     """Positions begin at ``pad_token_id + 1``: the ids tell, and without them the row that nothing trains."""
     config = getattr(transformers, f"{name}Config")(**SIZES, bos_token_id=0, pad_token_id=1, eos_token_id=2)
     if drawn:
@@ -191,7 +191,7 @@ def test_f11_roberta_is_no_bert_whatever_its_file_says(published, name, drawn, t
     )  # fmt: skip
 
 
-def test_f11_herbert_has_those_ids_and_is_a_bert(published):
+def test_herbert_has_those_ids_and_is_a_bert(published):
     config = transformers.BertConfig(**SIZES, bos_token_id=0, pad_token_id=1, eos_token_id=2)
     directory, _ = published("BertModel", config)
     change(directory, tokenizer_class="HerbertTokenizerFast")
@@ -212,7 +212,7 @@ KIN = {
 
 
 @pytest.mark.parametrize("name", list(KIN))
-def test_f11_kin_of_llama_is_refused_under_its_name(published, name):
+def test_kin_of_llama_is_refused_under_its_name(published, name):
     family, keys = KIN[name]
     directory, _ = published(
         f"{name}Model", getattr(transformers, f"{name}Config")(**SIZES, pad_token_id=None, **TOKENS)
@@ -225,7 +225,7 @@ def test_f11_kin_of_llama_is_refused_under_its_name(published, name):
 
 
 @pytest.mark.parametrize("name", ["Electra", "Ernie"])
-def test_f11_a_model_that_computes_what_bert_does_may_be_called_so(published, name):
+def test_a_model_that_computes_what_bert_does_may_be_called_so(published, name):
     config = getattr(transformers, f"{name}Config")(
         **SIZES, **({"embedding_size": 16} if name == "Electra" else {})
     )
@@ -255,7 +255,7 @@ MODELS = [
 
 
 @pytest.mark.trial(sample=12, whole=1500)
-def test_f11_under_any_familys_name_it_computes_the_same_or_is_refused(tmp_path, trial):
+def test_under_any_familys_name_it_computes_the_same_or_is_refused(tmp_path, trial):
     draw = np.random.default_rng(trial.seed)
     for _ in range(trial.tries):
         name, family = (
@@ -309,14 +309,14 @@ def test_f11_under_any_familys_name_it_computes_the_same_or_is_refused(tmp_path,
         ("n_layer", 15_000.0, "n_layer: expected at most 16, for there are no more tensors, got 15000"),
     ],
 )  # fmt: skip
-def test_f17_sizes_are_looked_at_before_anything_is_computed_with_them(directory, key, value, problem):
+def test_sizes_are_looked_at_before_anything_is_computed_with_them(directory, key, value, problem):
     change(directory, **{key: value})
     assert str(refused(directory)) == (
         f"E_CHECKPOINT: {directory / 'config.json'} describes a network that cannot be built: {problem}"
     )
 
 
-def test_f17_what_the_resolver_refuses_names_the_key_too(directory):
+def test_what_the_resolver_refuses_names_the_key_too(directory):
     change(directory, vocab_size=10**12)
     assert refused(directory).hints[-1] == "vocab_size: expected at most 2,147,483,647, got 1000000000000"
 
@@ -367,7 +367,7 @@ CONFIGURATIONS = {
 
 
 @pytest.mark.trial(sample=40, whole=4000)
-def test_f17_whatever_numbers_say_it_is_an_import_or_an_error(published, trial):
+def test_whatever_numbers_say_it_is_an_import_or_an_error(published, trial):
     draw = np.random.default_rng(trial.seed)
     directories = [published(name, config)[0] for name, config in CONFIGURATIONS.items()]
     for attempt in range(trial.tries):

@@ -102,8 +102,8 @@ def test_the_definition_reads_like_one_written_by_hand(published):
     )
 
 
-def test_t10_the_head_width_is_read_not_derived(published):
-    """T10: width 12, 2 heads, head width 8."""
+def test_the_head_width_is_read_not_derived(published):
+    """Width 12, 2 heads, head width 8."""
     config = transformers.LlamaConfig(
         **{**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1}, head_dim=8
     )
@@ -271,7 +271,7 @@ def test_a_configuration_as_smollm_has_it(published, agrees, returns):
 
 
 def test_computed_frequencies_in_the_file_are_left_out(published):
-    """TX10: an older file holds them; here they are computed from the configuration."""
+    """An older file holds them; here they are computed from the configuration."""
     from safetensors.numpy import load_file, save_file
 
     directory, _ = published("LlamaForCausalLM", transformers.LlamaConfig(**SIZES))

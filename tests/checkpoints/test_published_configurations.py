@@ -197,7 +197,7 @@ def test_what_may_change_the_numbers_is_refused(family, key, value, problem):
          ["rope_parameters.beta_fast"]),
     ],
 )  # fmt: skip
-def test_f23_keys_that_the_class_does_not_declare_are_passed_over(family, configuration, keys):
+def test_keys_that_the_class_does_not_declare_are_passed_over(family, configuration, keys):
     """They cannot change its numbers, which is told."""
     options, problems = read_options(FAMILIES[family], configuration)
     assert problems == []
@@ -218,7 +218,7 @@ def test_f23_keys_that_the_class_does_not_declare_are_passed_over(family, config
                                        "original_max_position_embeddings": 8192.0}}),
     ],
 )  # fmt: skip
-def test_f23_numbers_are_numbers(family, configuration):
+def test_numbers_are_numbers(family, configuration):
     """16.0 is 16, whatever wrote it; the definition is the same text."""
     whole = json.loads(re.sub(r"\.0\b", "", json.dumps(configuration)))
     texts = []
@@ -235,7 +235,7 @@ def test_f23_numbers_are_numbers(family, configuration):
 
 
 @pytest.mark.parametrize("value", [True, 16.5, "16", float("nan"), float("inf"), -16.0, 0.0, [16], 1e400])
-def test_f17_what_is_no_whole_number_is_refused(value):
+def test_what_is_no_whole_number_is_refused(value):
     assert read_options(FAMILIES["bert"], {"hidden_size": value})[1] == [
         f"hidden_size: expected an integer from 1, got {value!r}"
     ]
@@ -245,7 +245,7 @@ def test_f17_what_is_no_whole_number_is_refused(value):
     ("name", "ours"),
     [("gelu_python", "gelu"), ("gelu_fast", "gelu_tanh"), ("gelu_accurate", "gelu_tanh"), ("gelu_python_tanh", "gelu_tanh")],
 )  # fmt: skip
-def test_f23_other_names_of_one_function(name, ours):
+def test_other_names_of_one_function(name, ours):
     """As the peer library's table has them."""
     activations = pytest.importorskip("transformers.activations")
     torch = pytest.importorskip("torch")
@@ -257,7 +257,7 @@ def test_f23_other_names_of_one_function(name, ours):
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_f23_every_key_that_the_class_declares_is_known(name):
+def test_every_key_that_the_class_declares_is_known(name):
     """Followed, ignored for a reason, or held to values: none of them is passed over."""
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")
     family, kind = FAMILIES[name], auto.CONFIG_MAPPING[name]
@@ -276,7 +276,7 @@ SHARED = {"is_causal", "attention_chunk_size", "quantization_config", "transform
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_f23_keys_that_shared_code_reads_are_known(name):
+def test_keys_that_shared_code_reads_are_known(name):
     assert known_keys(FAMILIES[name]).keys() >= SHARED
 
 

@@ -81,7 +81,7 @@ def test_sharded_pickles_hold_the_same(directory):
     assert same(iso.import_checkpoint(directory)[1], weights)
 
 
-def test_t39_a_pickle_that_would_execute_something_is_refused(directory, tmp_path):
+def test_a_pickle_that_would_execute_something_is_refused(directory, tmp_path):
     class Payload:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "executed"),)
@@ -104,7 +104,7 @@ def test_t39_a_pickle_that_would_execute_something_is_refused(directory, tmp_pat
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_f17_a_pickled_tensor_that_declares_more_than_its_file_holds_is_refused(tmp_path, zipped):
+def test_a_pickled_tensor_that_declares_more_than_its_file_holds_is_refused(tmp_path, zipped):
     # One float32 with a stride of 0: 10^12 numbers, 4 * 10^12 bytes, in a file of less than two kilobytes.
     path = tmp_path / "pytorch_model.bin"
     tensors = {"wte.weight": torch.zeros(1).expand(10**12)}
@@ -119,7 +119,7 @@ def test_f17_a_pickled_tensor_that_declares_more_than_its_file_holds_is_refused(
     assert read_pickled(path)["mask"].shape == (3, 4)
 
 
-def test_t27_bfloat16_keeps_its_bits_and_mixed_dtypes_take_the_widest(directory):
+def test_bfloat16_keeps_its_bits_and_mixed_dtypes_take_the_widest(directory):
     path = directory / "model.safetensors"
     arrays = {name: torch.from_numpy(array) for name, array in load_file(path).items()}
     from safetensors.torch import save_file as save_tensors

@@ -433,7 +433,7 @@ def test_keys_that_cannot_be_followed_are_refused_by_name(tmp_path, written, hin
     assert error.hints == (hint,)
 
 
-def test_t31_gains_have_one_name(tmp_path):
+def test_gains_have_one_name(tmp_path):
     """``ls1.gamma`` is read, and no other spelling is taken for it, nor is a norm's old name changed."""
     tensors = random_tensors("cls_token", "norm", "scaled", *COMMON)
     write(tmp_path / "timm", with_arguments(), tensors)

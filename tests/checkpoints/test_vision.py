@@ -101,7 +101,7 @@ def test_the_definition_of_a_dinov2(published):
     )
 
 
-def test_t31_gains_are_kept_bit_for_bit(published):
+def test_gains_are_kept_bit_for_bit(published):
     directory, model = published("Dinov2Model", transformers.Dinov2Config(**DINOV2, mlp_ratio=3))
     _, weights = iso.import_checkpoint(directory)
     gain = model.encoder.layer[1].layer_scale2.lambda1.detach().numpy()
@@ -148,7 +148,7 @@ def test_the_definition_of_a_giant_with_registers(published):
     )
 
 
-def test_t33_the_width_of_a_gated_feed_forward():
+def test_the_width_of_a_gated_feed_forward():
     """Two thirds of mlp_ratio * width, rounded up to a multiple of 8: 1536 * 2/3 = 1024 for the small one."""
     assert hidden_width(384, 4, True) == 1024
     assert hidden_width(384, 4, False) == 1536
@@ -157,7 +157,7 @@ def test_t33_the_width_of_a_gated_feed_forward():
     assert hidden_width(11, 3, True) == 24  # 33 * 2/3 = 22
 
 
-def test_t33_the_halves_of_a_fused_feed_forward(published):
+def test_the_halves_of_a_fused_feed_forward(published):
     """The first rows are the gate's, to which SiLU is applied, and the others are multiplied by it."""
     directory, model = published("Dinov2Model", transformers.Dinov2Config(**DINOV2, use_swiglu_ffn=True))
     _, weights = iso.import_checkpoint(directory)
@@ -174,7 +174,7 @@ def resized(positions: np.ndarray, old: int, new: int) -> np.ndarray:
     return np.concatenate([positions[:1], grid[0].flatten(1).T.numpy()])
 
 
-def test_t33_nobody_resizes_the_table_of_positions(published):
+def test_nobody_resizes_the_table_of_positions(published):
     """The reported fault: for an image of 546 pixels the grid of 37 is scaled by 39/37, and 37 * (39/37) is
     rounded down to 38. Here image_size alone says how large the grid is, image_size // patch_size in integers;
     nothing is scaled on import, and a table of another size is refused by name. Who wants another size

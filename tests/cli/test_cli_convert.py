@@ -65,7 +65,7 @@ def test_nnx_takes_the_unflattened_tree(isomorph, saved):
     assert all(np.array_equal(back[name], weights[name]) for name in weights)
 
 
-def test_t27_bfloat16_keeps_its_bits(isomorph, tmp_path):
+def test_bfloat16_keeps_its_bits(isomorph, tmp_path):
     plan = iso.resolve("linear(3)", input=("B", 2), dtype="bfloat16")
     weights = iso.initial_weights(plan)
     iso.save(tmp_path / "m.safetensors", plan, weights)

@@ -19,7 +19,7 @@ def test_the_catalogue_names_every_operator(isomorph):
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_f25_pages_and_the_catalogue_fit_a_narrow_terminal(isomorph, monkeypatch, columns):
+def test_pages_and_the_catalogue_fit_a_narrow_terminal(isomorph, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -32,7 +32,7 @@ def test_f25_pages_and_the_catalogue_fit_a_narrow_terminal(isomorph, monkeypatch
     }
 
 
-def test_f25_a_narrow_page_lists_what_a_table_holds():
+def test_a_narrow_page_lists_what_a_table_holds():
     page = operator_page(all_operators()["scale"])
     assert "| `factor` (positional) | float | required | — | The number; any finite one. |" in page
     listed = without_tables(page)
@@ -85,7 +85,7 @@ PLUGINS = {
 
 
 @pytest.mark.parametrize("code", PLUGINS)
-def test_f19_a_package_whose_operators_do_not_load(isomorph, tmp_path, monkeypatch, code):
+def test_a_package_whose_operators_do_not_load(isomorph, tmp_path, monkeypatch, code):
     """Whatever its decorator raises, and however often one asks."""
     information = tmp_path / "other-1.dist-info"
     information.mkdir()
@@ -103,7 +103,7 @@ def test_f19_a_package_whose_operators_do_not_load(isomorph, tmp_path, monkeypat
     assert isomorph("docs", "linear").status == 0
 
 
-def test_f19_an_operator_whose_own_code_fails_on_its_page(isomorph, monkeypatch):
+def test_an_operator_whose_own_code_fails_on_its_page(isomorph, monkeypatch):
     linear = catalogue.get("linear")
     monkeypatch.setattr(linear, "examples", property(lambda self: 1 / 0))
     assert isomorph("docs", "linear") == (

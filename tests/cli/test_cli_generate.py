@@ -219,7 +219,7 @@ def test_a_published_checkpoint_is_imported_first(isomorph, tmp_path, weights):
         assert isomorph("generate", tmp_path / weights, "--prompt", "a") == expected
 
 
-def test_f16_a_stop_is_placed_in_one_reading():
+def test_a_stop_is_placed_in_one_reading():
     """As many ids as it takes to write what stands before the stop, each decoded once or twice and not again for each."""
     from isomorph.cli.generate import Stops, _cut
     from isomorph.generation.tokens import Bytes

@@ -31,7 +31,7 @@ def gpt2(tmp_path):
     return tmp_path / "gpt2", peer
 
 
-def test_f10_an_imported_model_follows_its_settings(isomorph, gpt2, tmp_path):
+def test_an_imported_model_follows_its_settings(isomorph, gpt2, tmp_path):
     """The command's ids are the peer's own, after import, and after export and import again."""
     directory, peer = gpt2
     prompt = torch.tensor([[3, 1, 4, 1, 5]])
@@ -69,7 +69,7 @@ def test_f10_an_imported_model_follows_its_settings(isomorph, gpt2, tmp_path):
     assert again.generation_config.suppress_tokens == [3, 5]
 
 
-def test_f10_an_exports_own_settings_are_replaced_and_nobody_elses(isomorph, gpt2, tmp_path):
+def test_an_exports_own_settings_are_replaced_and_nobody_elses(isomorph, gpt2, tmp_path):
     plan, weights = iso.import_checkpoint(gpt2[0])
     out = tmp_path / "out"
     file = out / "generation_config.json"
@@ -85,7 +85,7 @@ def test_f10_an_exports_own_settings_are_replaced_and_nobody_elses(isomorph, gpt
     assert file.read_text() == '{"top_k": 7}'
 
 
-def test_f10_what_cannot_be_followed_is_told_when_it_generates(isomorph, gpt2, tmp_path):
+def test_what_cannot_be_followed_is_told_when_it_generates(isomorph, gpt2, tmp_path):
     directory, _ = gpt2
     file = directory / "generation_config.json"
     file.write_text('{"num_beams": 4, "do_sample": false, "top_h": 0.3}')
@@ -110,7 +110,7 @@ def test_f10_what_cannot_be_followed_is_told_when_it_generates(isomorph, gpt2, t
         ('{"suppress_tokens": [%s0]}' % ("1, " * 400_000), "has 1,200,024 bytes of settings; at most 1,048,576 are read"),
     ],
 )  # fmt: skip
-def test_f10_a_damaged_file_of_settings(isomorph, gpt2, tmp_path, content, problem):
+def test_a_damaged_file_of_settings(isomorph, gpt2, tmp_path, content, problem):
     directory, _ = gpt2
     (directory / "generation_config.json").write_text(content)
     result = isomorph("import", directory, "-o", tmp_path / "m.safetensors")
@@ -140,7 +140,7 @@ def model(tmp_path_factory):
     return path
 
 
-def test_f10_flags_are_the_settings(isomorph, model):
+def test_flags_are_the_settings(isomorph, model):
     built = iso.torch.build(*iso.load(model))
     result = isomorph(
         "generate", model, "--ids", "1,2", "--ids", "7", "-n", 9, "-t", 1, "--min-p", 0.01, "--repetition-penalty", 1.5,
@@ -155,7 +155,7 @@ def test_f10_flags_are_the_settings(isomorph, model):
     assert expected[:, -1].tolist() == [49, 49]
 
 
-def test_f9_a_prompt_is_seeded_as_the_second_of_two(isomorph, model):
+def test_a_prompt_is_seeded_as_the_second_of_two(isomorph, model):
     both = isomorph("generate", model, "--ids", "7", "--ids", "7", "-n", 5, "-t", 1, "--seed", 5)
     alone = isomorph("generate", model, "--ids", "7", "-n", 5, "-t", 1, "--seed", "5:1")
     assert both.out.splitlines()[1] == alone.out.strip() != both.out.splitlines()[0]
@@ -194,5 +194,5 @@ def test_lengths(isomorph, model):
          "  give max_new_tokens, which does not count the prompt\n"),
     ],
 )  # fmt: skip
-def test_f10_flags_out_of_range(isomorph, model, arguments, error):
+def test_flags_out_of_range(isomorph, model, arguments, error):
     assert isomorph("generate", model, "--ids", "7", *arguments) == (2, "", error)

@@ -188,13 +188,13 @@ main()
 
 @pytest.mark.parametrize("place", ["import", "data", "framework"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_f15_a_signal_acts_before_the_first_step(tmp_path, arguments, place, number):
+def test_a_signal_acts_before_the_first_step(tmp_path, arguments, place, number):
     command = [sys.executable, "-c", STARTING, place, str(int(number)), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
 
 
-def test_f15_a_signal_that_is_ignored_stays_ignored(isomorph, arguments, monkeypatch):
+def test_a_signal_that_is_ignored_stays_ignored(isomorph, arguments, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     write = loop.MetricsFile.write
 
@@ -209,7 +209,7 @@ def test_f15_a_signal_that_is_ignored_stays_ignored(isomorph, arguments, monkeyp
         signal.signal(signal.SIGINT, before)
 
 
-def test_f1_a_run_on_changed_data_is_refused_in_a_terminal_too(isomorph, arguments, tmp_path):
+def test_a_run_on_changed_data_is_refused_in_a_terminal_too(isomorph, arguments, tmp_path):
     isomorph(*arguments, "--steps", 3)
     content = (tmp_path / "data.npz").read_bytes()
     rng = np.random.default_rng(1)
@@ -224,7 +224,7 @@ def test_f1_a_run_on_changed_data_is_refused_in_a_terminal_too(isomorph, argumen
     assert isomorph(*arguments, "--resume").status == 0
 
 
-def test_f13_a_damaged_configuration_is_told_and_can_be_cleared(isomorph, arguments, tmp_path):
+def test_a_damaged_configuration_is_told_and_can_be_cleared(isomorph, arguments, tmp_path):
     isomorph(*arguments, "--steps", 1)
     config = tmp_path / "run" / "config.json"
     config.write_bytes(config.read_bytes()[:100])
@@ -237,7 +237,7 @@ def test_f13_a_damaged_configuration_is_told_and_can_be_cleared(isomorph, argume
 @pytest.mark.parametrize(
     ("columns", "speed", "bar"), [(60, False, False), (80, True, False), (100, True, True)]
 )
-def test_f25_progress_fits_the_terminal(columns, speed, bar):
+def test_progress_fits_the_terminal(columns, speed, bar):
     console = Console(
         width=columns, force_terminal=True, color_system=None, file=io.StringIO(), legacy_windows=False
     )

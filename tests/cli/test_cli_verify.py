@@ -28,7 +28,7 @@ def test_prints_a_table_and_agrees(isomorph, block):
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_f25_the_table_is_readable_in_a_narrow_terminal(isomorph, tmp_path, monkeypatch, columns):
+def test_the_table_is_readable_in_a_narrow_terminal(isomorph, tmp_path, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as the console knows
     monkeypatch.setenv("TERM", "xterm")

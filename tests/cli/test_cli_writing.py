@@ -58,7 +58,7 @@ def model(tmp_path) -> Path:
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
 @pytest.mark.parametrize("make", ["itself", "symlink", "hardlink"])
-def test_f12_an_input_is_never_overwritten(isomorph, tmp_path, force, make):
+def test_an_input_is_never_overwritten(isomorph, tmp_path, force, make):
     """Whatever it is called, and whatever force says; here under a name that says the right format."""
     net = tmp_path / "k.svg"
     net.write_text(TEXT)
@@ -73,7 +73,7 @@ def test_f12_an_input_is_never_overwritten(isomorph, tmp_path, force, make):
     assert net.read_text() == TEXT
 
 
-def test_f12_a_definition_is_no_place_for_a_picture_or_weights(isomorph, net, model):
+def test_a_definition_is_no_place_for_a_picture_or_weights(isomorph, net, model):
     """The two commands that destroyed a definition."""
     before = contents(net.parent)
     assert isomorph("draw", net, "-o", net, "--force").err == (
@@ -90,7 +90,7 @@ def test_f12_a_definition_is_no_place_for_a_picture_or_weights(isomorph, net, mo
     assert contents(net.parent) == before
 
 
-def test_f12_standard_input_is_an_input(tmp_path):
+def test_standard_input_is_an_input(tmp_path):
     net = tmp_path / "k.svg"
     net.write_text(TEXT)
     with net.open() as file:
@@ -103,7 +103,7 @@ def test_f12_standard_input_is_an_input(tmp_path):
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_f12_an_export_never_replaces_its_model(isomorph, model, tmp_path, link):
+def test_an_export_never_replaces_its_model(isomorph, model, tmp_path, link):
     for name in ("python", "hf", "onnx"):
         out = tmp_path / name
         out.mkdir()
@@ -119,7 +119,7 @@ def test_f12_an_export_never_replaces_its_model(isomorph, model, tmp_path, link)
         assert contents(tmp_path) == before
 
 
-def test_f12_a_run_begun_by_force_keeps_its_definition_and_its_data(isomorph, net, tmp_path):
+def test_a_run_begun_by_force_keeps_its_definition_and_its_data(isomorph, net, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text('{"plan": "", "training": {}}')
@@ -136,7 +136,7 @@ def test_f12_a_run_begun_by_force_keeps_its_definition_and_its_data(isomorph, ne
 # -- what was not written here -----------------------------------------------------------------------
 
 
-def test_f12_a_foreign_file_is_replaced_with_force_alone(isomorph, net, model, tmp_path):
+def test_a_foreign_file_is_replaced_with_force_alone(isomorph, net, model, tmp_path):
     svg, arrays, saved = tmp_path / "a.svg", tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     for path in (svg, arrays, saved):
         path.write_bytes(b"somebody's")
@@ -163,7 +163,7 @@ def test_f12_a_foreign_file_is_replaced_with_force_alone(isomorph, net, model, t
     iso.save(saved, PLAN, WEIGHTS)
 
 
-def test_f12_a_verb_does_not_know_the_files_of_another_as_its_own(isomorph, model, tmp_path):
+def test_a_verb_does_not_know_the_files_of_another_as_its_own(isomorph, model, tmp_path):
     """A trained model has the extension of converted weights; so have they that of a model."""
     other = tmp_path / "trained.safetensors"
     iso.save(other, PLAN, WEIGHTS)
@@ -174,7 +174,7 @@ def test_f12_a_verb_does_not_know_the_files_of_another_as_its_own(isomorph, mode
     refusal(iso.save, tmp_path / "m.torch.safetensors", PLAN, WEIGHTS)
 
 
-def test_f12_an_edited_text_is_somebody_elses(isomorph, net, tmp_path):
+def test_an_edited_text_is_somebody_elses(isomorph, net, tmp_path):
     svg, source, pages = tmp_path / "a.svg", tmp_path / "out" / "model.py", tmp_path / "pages"
     isomorph("draw", net, "-o", svg)
     export_python(tmp_path / "out", PLAN)
@@ -196,7 +196,7 @@ def test_f12_an_edited_text_is_somebody_elses(isomorph, net, tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_f12_a_foreign_source_file_stops_an_export_before_anything_is_written(tmp_path):
+def test_a_foreign_source_file_stops_an_export_before_anything_is_written(tmp_path):
     (tmp_path / "model.py").write_text("mine")
     assert refusal(export_python, tmp_path, PLAN, WEIGHTS) == (
         f"E_OUTPUT: {tmp_path / 'model.py'} is there already, and is no source code as it is written here, or was "
@@ -216,7 +216,7 @@ def test_an_empty_file_holds_nothing_to_lose(tmp_path):
 # -- extensions --------------------------------------------------------------------------------------
 
 
-def test_f12_the_extension_says_the_format_or_is_refused(isomorph, net, model, tmp_path):
+def test_the_extension_says_the_format_or_is_refused(isomorph, net, model, tmp_path):
     for name in ("x.png", "x", "x.html", ".svg"):
         assert isomorph("draw", net, "-o", tmp_path / name).err.startswith(
             "E_OUTPUT: the extension says the format: expected .svg or .mmd or .mermaid, got "
@@ -242,7 +242,7 @@ def test_f12_the_extension_says_the_format_or_is_refused(isomorph, net, model, t
     assert not any((tmp_path / name).exists() for name in ("x.png", "x", "x.html", "m.pt"))
 
 
-def test_f12_an_import_makes_no_directory_with_the_name_of_a_file(isomorph, tmp_path):
+def test_an_import_makes_no_directory_with_the_name_of_a_file(isomorph, tmp_path):
     text = """
 ids = input("B", "T", dtype="int64")
 embedding(5, 4, name="words")
@@ -285,7 +285,7 @@ def read_fifo(path: Path, write) -> bytes:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
-def test_f12_a_pipe_stays_a_pipe_and_gets_the_bytes(isomorph, net, model, tmp_path):
+def test_a_pipe_stays_a_pipe_and_gets_the_bytes(isomorph, net, model, tmp_path):
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     assert read_fifo(fifo, lambda: iso.save(fifo, PLAN, WEIGHTS)) == model.read_bytes()
@@ -296,7 +296,7 @@ def test_f12_a_pipe_stays_a_pipe_and_gets_the_bytes(isomorph, net, model, tmp_pa
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such devices")
-def test_f12_a_device_stays_a_device(isomorph, net, tmp_path):
+def test_a_device_stays_a_device(isomorph, net, tmp_path):
     """A link to one, so that nothing is broken where the rule is."""
     for device, status in (("/dev/null", 0), ("/dev/full", 2)):
         link = tmp_path / f"to{device.replace('/', '-')}"
@@ -326,7 +326,7 @@ def test_f12_a_device_stays_a_device(isomorph, net, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="standard output has no name")
-def test_f12_standard_output_is_written_where_it_stands(net, tmp_path):
+def test_standard_output_is_written_where_it_stands(net, tmp_path):
     picture = run("draw", net, "-o", "/dev/stdout").stdout  # into a pipe, and nothing else with it
     assert picture.startswith(b"<svg") and picture.endswith(b"-->\n")
     log = tmp_path / "log"
@@ -340,7 +340,7 @@ def test_f12_standard_output_is_written_where_it_stands(net, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such sockets")
-def test_f12_directories_and_sockets_are_refused(isomorph, net, tmp_path, monkeypatch):
+def test_directories_and_sockets_are_refused(isomorph, net, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the name of a socket may have about 100 characters
     (tmp_path / "d.svg").mkdir()
     with socket.socket(socket.AF_UNIX) as bound:
@@ -358,7 +358,7 @@ def test_f12_directories_and_sockets_are_refused(isomorph, net, tmp_path, monkey
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
-def test_f12_no_file_of_a_directory_takes_the_place_of_a_pipe(isomorph, net, tmp_path):
+def test_no_file_of_a_directory_takes_the_place_of_a_pipe(isomorph, net, tmp_path):
     (tmp_path / "out").mkdir()
     os.mkfifo(tmp_path / "out" / "model.py")
     assert isomorph("export", net, "--to", "python", "-o", tmp_path / "out", "--force").err == (
@@ -371,7 +371,7 @@ def test_f12_no_file_of_a_directory_takes_the_place_of_a_pipe(isomorph, net, tmp
 # -- names that cannot be written ------------------------------------------------------------------------
 
 
-def test_f19_a_file_name_of_300_characters(isomorph, net, model, tmp_path, monkeypatch):
+def test_a_file_name_of_300_characters(isomorph, net, model, tmp_path, monkeypatch):
     """As a result and as an input, of every verb: never a traceback."""
     monkeypatch.chdir(tmp_path)
     long = "a" * 300
@@ -409,7 +409,7 @@ def test_a_name_as_long_as_the_system_takes(tmp_path):
     assert os.listdir(tmp_path) == [name]
 
 
-def test_f12_places_where_nothing_can_be_written(net, tmp_path):
+def test_places_where_nothing_can_be_written(net, tmp_path):
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     (tmp_path / "lost.txt").symlink_to("no/where.txt")
     for name, message in {
@@ -435,7 +435,7 @@ def test_a_link_to_nowhere_gives_its_file(tmp_path):
     assert iso.load(tmp_path / "new.safetensors")[0] == PLAN
 
 
-def test_f12_a_failed_write_leaves_the_old_file_and_no_directory(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file_and_no_directory(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
@@ -489,7 +489,7 @@ def test_a_target_says_whether_it_streams(tmp_path):
     ("encoding", "arguments"),
     [("latin-1", ["docs", "attention"]), ("ascii", ["show", "NET", "--expand"]), ("ascii", ["check", "NET"])],
 )
-def test_f19_no_encoding_of_the_terminal_ends_in_a_traceback(tmp_path, encoding, arguments):
+def test_no_encoding_of_the_terminal_ends_in_a_traceback(tmp_path, encoding, arguments):
     """A name that is no text in it either; what the encoding has stays as it is, the rest is escaped."""
     net = tmp_path / "k\u2192.net"
     net.write_text(TEXT)
@@ -501,7 +501,7 @@ def test_f19_no_encoding_of_the_terminal_ends_in_a_traceback(tmp_path, encoding,
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are text elsewhere")
-def test_f19_a_file_name_that_is_no_text(tmp_path):
+def test_a_file_name_that_is_no_text(tmp_path):
     out = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.svg")
     net = tmp_path / "k.net"
     net.write_text(TEXT)
@@ -510,7 +510,7 @@ def test_f19_a_file_name_that_is_no_text(tmp_path):
     assert done.stdout.startswith(os.fsencode(tmp_path) + b"/\\udcff.svg: ")
 
 
-def test_f19_the_users_choice_of_what_is_not_encoded_is_kept():
+def test_the_users_choice_of_what_is_not_encoded_is_kept():
     done = run("docs", "attention", env={**os.environ, "PYTHONIOENCODING": "ascii:replace"})
     assert done.returncode == 0
     assert b"\\u" not in done.stdout and b"?" in done.stdout

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("verb", ["train", "generate"])
-def test_f19_a_verb_that_computes_refuses_the_meta_device(verb: str, isomorph: Any, tmp_path: Any) -> None:
+def test_a_verb_that_computes_refuses_the_meta_device(verb: str, isomorph: Any, tmp_path: Any) -> None:
     text = 'ids = input("B", "T", dtype="int64")\nembedding(7, 8)\nlinear(7)\noutput("B", "T", 7)'
     network, data, model = tmp_path / "k.net", tmp_path / "data.npz", tmp_path / "k.safetensors"
     network.write_text(text)

@@ -108,7 +108,7 @@ def test_close_to_it_when_compiled_for_many_numbers_of_heads(D, heads):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_t35_swapped_dense_names_give_other_values():
+def test_swapped_dense_names_give_other_values():
     """Nested as Dense(D)(relu(Dense(F)(z))), the outer Dense would be the first to be named."""
     x = draw(5, 8)
     assert not np.allclose(encoder_block_forward(7, x, 2, 8), independent_forward(7, x, 2, 8, swapped=True))
@@ -312,7 +312,7 @@ def test_the_nnx_block_takes_one_sequence_or_a_batch():
     np.testing.assert_allclose(nnx.jit(lambda b, x: b(x))(block, x), batched, atol=1e-5)
 
 
-def test_t3_the_nnx_block_normalizes_large_means():
+def test_the_nnx_block_normalizes_large_means():
     plan = block_plan(4, 1, 1)
     weights = {p.path: np.zeros(p.shape) for p in plan.parameters}
     eye = np.eye(4)
@@ -343,7 +343,7 @@ def test_weights_go_there_and_back_bit_for_bit_without_shared_memory():
         assert all(array.tobytes() == kept[path].tobytes() for path, array in read().items())
 
 
-def test_t11_projections_and_heads_stay_apart():
+def test_projections_and_heads_stay_apart():
     plan = block_plan(4, 2, 3)
     weights = {p.path: np.zeros(p.shape, np.float32) for p in plan.parameters}
     weights["n0.attn.q_proj.weight"] = np.arange(16.0, dtype=np.float32).reshape(4, 4)  # row = feature out
@@ -367,7 +367,7 @@ def test_one_node_of_a_larger_plan():
     assert all(np.array_equal(array, weights[path]) for path, array in found.items())
 
 
-def test_t30_what_does_not_fit_is_listed():
+def test_what_does_not_fit_is_listed():
     plan = block_plan(8, 2, 3)
     shapes = jax.eval_shape(EncoderBlock(4, 3).init, jax.random.PRNGKey(0), draw(1, 8))
     variables = jax.tree.map(lambda s: np.zeros(s.shape), shapes)  # four heads of two features
@@ -420,7 +420,7 @@ def test_heads_that_do_not_divide_the_width():
 
 
 @pytest.mark.parametrize("wrong", [0, -2, 1.0, True, "4", None])
-def test_tx9_sizes_that_are_no_positive_ints(wrong):
+def test_sizes_that_are_no_positive_ints(wrong):
     for name, arguments in (("num_heads", (wrong, 4)), ("d_ff", (2, wrong))):
         message = f"E_ARGUMENT: {name} must be an int >= 1, got {wrong!r}"
         assert error_of(encoder_block_forward, 0, draw(5, 8), *arguments) == message

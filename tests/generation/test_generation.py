@@ -44,7 +44,7 @@ def expected(plan: Any, weights: Any, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("chunks", [[1] * 8, [2, 3, 1, 2], [8]], ids=str)
 @pytest.mark.parametrize("framework", ["torch", "prepared torch"])
-def test_t20_remembering_equals_computing_anew(network, models, framework, name, chunks):
+def test_remembering_equals_computing_anew(network, models, framework, name, chunks):
     plan, weights = network(name, "float64")
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     truth = expected(plan, weights, ids)
@@ -65,7 +65,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("framework", "name", "chunks"), CASES, ids=str)
-def test_t19_padding_on_the_left_changes_nothing(network, models, framework, name, chunks):
+def test_padding_on_the_left_changes_nothing(network, models, framework, name, chunks):
     plan, weights = network(name, "float64")
     rows = [[7, 8], [5, 6, 7, 8, 2, 1], [9]]
     with x64("float64"):
@@ -80,7 +80,7 @@ def test_t19_padding_on_the_left_changes_nothing(network, models, framework, nam
                 )
 
 
-def test_t14_the_causal_order_of_a_chunk_begins_at_its_end():
+def test_the_causal_order_of_a_chunk_begins_at_its_end():
     """Queries and keys of zeros attend alike: position i sees the mean of the values 0..i."""
     text = (
         'ids = input("B", "T", dtype="int64")\nembedding(5, 2, name="wte")\n'
@@ -351,7 +351,7 @@ def test_a_compiled_model_is_looked_into(network):
     assert iso.generate(torch.compile(model), [1, 2], 3).tolist() == iso.generate(model, [1, 2], 3).tolist()
 
 
-def test_tx8_few_compilations_for_many_lengths(network):
+def test_few_compilations_for_many_lengths(network):
     from isomorph.backends.nnx import decoding
 
     plan, weights = network("rope")
@@ -369,7 +369,7 @@ def test_tx8_few_compilations_for_many_lengths(network):
     assert compiled.traces == 3  # weights are arguments
 
 
-def test_tx2_scores_of_a_prompt_are_not_all_computed():
+def test_scores_of_a_prompt_are_not_all_computed():
     """4,096 positions times 60,000 ids would be 983 MB of float32; the scores of one position are 240 kB."""
     text = 'ids = input("B", "T", dtype="int64")\nembedding(60000, 2, name="e")\nattention(1, causal=True)\nlinear(60000, tie={"weight": "e.weight"}, bias=False)'
     plan = iso.resolve(text)

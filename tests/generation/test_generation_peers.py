@@ -114,7 +114,7 @@ def test_a_transcription_is_the_peers(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_f10_ids_under_every_setting_are_the_peers(name, tmp_path):
+def test_ids_under_every_setting_are_the_peers(name, tmp_path):
     """The peer counts a filling among the n-grams, so each row is compared alone, and the batch without n-grams."""
     peer = published(name, tmp_path)
     plan, weights = iso.import_checkpoint(tmp_path)

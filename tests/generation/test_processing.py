@@ -61,13 +61,13 @@ def peers():
         ({"suppress": [0, 5, 500]}, "SuppressTokens", ([0, 5, 500],)),
     ],
 )  # fmt: skip
-def test_f10_scores_are_the_peers(peers, dtype, settings, name, arguments):
+def test_scores_are_the_peers(peers, dtype, settings, name, arguments):
     scores = np.random.default_rng(0).normal(size=(3, V)).astype(dtype)
     scores[0, 4], scores[1, 7] = 0, -np.inf
     np.testing.assert_array_equal(process(settings, ROWS, scores), peers(name, *arguments)(ROWS, scores))
 
 
-def test_f10_what_came_is_remembered_as_if_it_had_been_in_the_prompt(peers):
+def test_what_came_is_remembered_as_if_it_had_been_in_the_prompt(peers):
     """Ten steps of all processors with a memory: the state equals one made anew, and the peers' that have none."""
     rng = np.random.default_rng(1)
     settings = GenerationSettings(
@@ -101,7 +101,7 @@ def test_f10_what_came_is_remembered_as_if_it_had_been_in_the_prompt(peers):
             row.append(token)
 
 
-def test_f10_steps_of_a_row_count_from_its_own_first_id():
+def test_steps_of_a_row_count_from_its_own_first_id():
     scores = np.zeros((2, 4))
     rows = [[1], [1, 1, 1]]
     forced = {"forced": {1: 2, 3: 0}, "begin_suppress": [1]}
@@ -114,7 +114,7 @@ def test_f10_steps_of_a_row_count_from_its_own_first_id():
     assert process({"begin_suppress": [1]}, rows, scores, 1).tolist() == scores.tolist()
 
 
-def test_f10_the_end_is_kept_away_and_forced():
+def test_the_end_is_kept_away_and_forced():
     scores = np.arange(8.0).reshape(2, 4)
     rows = [[1], [2]]
     asked = {"stop": [3, 77], "min_new_tokens": 2, "forced_end": [1, 2]}
@@ -123,12 +123,12 @@ def test_f10_the_end_is_kept_away_and_forced():
     assert process(asked, rows, scores, 3, 4).tolist() == [[-np.inf, 0, 0, -np.inf]] * 2
 
 
-def test_f10_what_is_forced_comes_although_it_is_suppressed():
+def test_what_is_forced_comes_although_it_is_suppressed():
     found = process({"forced": {1: 2}, "suppress": [2]}, [[0]], np.zeros((1, 3)))
     assert found.tolist() == [[-np.inf, -np.inf, 0]]
 
 
-def test_f10_min_p_is_the_peers():
+def test_min_p_is_the_peers():
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     scores = np.random.default_rng(3).normal(size=(1, 50)) * 3
     warped = torch.tensor(scores)
@@ -148,7 +148,7 @@ def test_f10_min_p_is_the_peers():
     assert len(left) < len(np.flatnonzero(scores > -np.inf))
 
 
-def test_f10_nothing_left_to_choose():
+def test_nothing_left_to_choose():
     chooser = Chooser(GenerationSettings(suppress=range(5)), [np.array([1])] * 2, 5, 3)
     with pytest.raises(iso.IsomorphError) as caught:
         chooser.choose(np.zeros((2, 5)), 0)
@@ -158,7 +158,7 @@ def test_f10_nothing_left_to_choose():
     )
 
 
-def test_f10_a_row_that_has_ended_is_not_looked_at():
+def test_a_row_that_has_ended_is_not_looked_at():
     """Its stop again and again would be an n-gram twice, and its scores mean nothing any more."""
     chooser = Chooser(GenerationSettings(stop=0, no_repeat_ngram=1), [np.array([1]), np.array([2])], 3, 9)
     assert chooser.choose(np.array([[9.0, 0, 0], [0, 9.0, 0]]), 0).tolist() == [0, 1]
@@ -190,7 +190,7 @@ def test_f10_a_row_that_has_ended_is_not_looked_at():
         ({"seed": 2**128}, f"seed must be below 2**128, got {2**128}"),
     ],
 )  # fmt: skip
-def test_f10_settings_out_of_range(arguments, message):
+def test_settings_out_of_range(arguments, message):
     with pytest.raises(iso.IsomorphError) as caught:
         iso.GenerationSettings(**arguments)
     assert (caught.value.code, caught.value.message) == ("E_ARGUMENT", message)
@@ -223,7 +223,7 @@ def test_the_settings_are_listed_once():
 # -- a row's seed ------------------------------------------------------------------------------------------
 
 
-def test_f9_a_draw_is_the_first_number_of_numpys_philox():
+def test_a_draw_is_the_first_number_of_numpys_philox():
     """Key: the seed. Counter: 0, the step, and the row in two words."""
     for seed, row, step in ((0, 0, 0), (5, 1, 3), (2**128 - 1, 2**70 + 3, 8), (2**64, 0, 1)):
         bits = np.random.Philox(key=seed, counter=[0, step, row % 2**64, row >> 64])
@@ -233,7 +233,7 @@ def test_f9_a_draw_is_the_first_number_of_numpys_philox():
         assert found.tolist() == [int(u * 10_000)]
 
 
-def test_f9_a_rows_draws_are_not_those_of_its_neighbours():
+def test_a_rows_draws_are_not_those_of_its_neighbours():
     scores = np.zeros((6, 50_000))
     rows = [np.array([1])] * 6
 
@@ -248,7 +248,7 @@ def test_f9_a_rows_draws_are_not_those_of_its_neighbours():
     assert drawn(3, 2) == drawn(3)[:2]
 
 
-def test_f9_seeds_of_another_number_of_rows():
+def test_seeds_of_another_number_of_rows():
     settings = GenerationSettings(temperature=1.0, seed=(5, 1))
     with pytest.raises(iso.IsomorphError) as caught:
         Chooser(settings, [np.array([1])], 5, 3)
@@ -275,7 +275,7 @@ def test_probability_zero_is_never_drawn_at_the_end():
         ("linen", "learned"),
     ],
 )
-def test_f9_f10_a_row_of_a_batch_is_the_row_alone(network, models, framework, name):
+def test_a_row_of_a_batch_is_the_row_alone(network, models, framework, name):
     """Prompts of unequal lengths, equal ones among them, that end at different steps, under every setting."""
     plan, weights = network(name)
     model = models(plan, weights, framework)
@@ -297,7 +297,7 @@ def test_f9_f10_a_row_of_a_batch_is_the_row_alone(network, models, framework, na
     assert whole[1].tolist() != whole[2].tolist()
 
 
-def test_f9_f10_every_framework_gives_the_same(network, models):
+def test_every_framework_gives_the_same(network, models):
     plan, weights = network("window")
     asked: dict[str, Any] = {
         "temperature": 1.2, "seed": [3, (4, 1)], "repetition_penalty": 1.4, "no_repeat_ngram": 2, "min_p": 0.02,
@@ -351,7 +351,7 @@ def test_what_is_wrong_with_the_settings_of_a_call(network, models, arguments, e
         assert str(caught.value) == error
 
 
-def test_f10_what_is_not_followed_is_told_once(network, models):
+def test_what_is_not_followed_is_told_once(network, models):
     plan, weights = network("rope")
     model = models(plan, weights, "torch")
     settings = iso.GenerationSettings(max_new_tokens=1, unfollowed=("num_beams 4", "test 1"))
@@ -384,7 +384,7 @@ linear(h, 23)
 
 
 @pytest.mark.parametrize("framework", ["torch", "prepared torch", "nnx"])
-def test_f26_the_ids_are_the_input_that_was_not_given(models, framework):
+def test_the_ids_are_the_input_that_was_not_given(models, framework):
     from isomorph.testing import order_one_weights
 
     plan = iso.resolve(TRANSLATOR)
@@ -414,7 +414,7 @@ def test_f26_the_ids_are_the_input_that_was_not_given(models, framework):
          '  give them by name, as in inputs={"features": x}'),
     ],
 )  # fmt: skip
-def test_f26_which_input_is_meant(models, inputs, error):
+def test_which_input_is_meant(models, inputs, error):
     plan = iso.resolve(TRANSLATOR)
     model = models(plan, iso.initial_weights(plan), "torch")
     with pytest.raises(iso.IsomorphError) as caught:
@@ -422,7 +422,7 @@ def test_f26_which_input_is_meant(models, inputs, error):
     assert str(caught.value) == error
 
 
-def test_f26_the_encoders_ids_cannot_be_continued(models):
+def test_the_encoders_ids_cannot_be_continued(models):
     """Given the decoder's, the encoder's are left, in which positions see later ones."""
     plan = iso.resolve(TRANSLATOR)
     model = models(plan, iso.initial_weights(plan), "torch")
@@ -430,7 +430,7 @@ def test_f26_the_encoders_ids_cannot_be_continued(models):
         iso.generate(model, [1], 4, inputs={"tgt": np.array([[1]])})
 
 
-def test_f26_ids_among_three(models):
+def test_ids_among_three(models):
     """Segments and a source beside the ids: two of three are given."""
     plan = iso.resolve(
         'a = input("B", "S", dtype="int64")\nids = input("B", "T", dtype="int64")\nb = input("B", "R", dtype="int64")\n'

@@ -47,7 +47,7 @@ def frequencies(sampling: dict[str, Any], scores: Any = SCORES, draws: int = 400
         ({"temperature": 1e-300}, [0, 0, 0, 1]),
     ],
 )
-def test_tx5_how_often_each_id_is_drawn(sampling, expected):
+def test_how_often_each_id_is_drawn(sampling, expected):
     found = frequencies({**sampling, "seed": 5})
     assert [f == 0 for f in found] == [e == 0 for e in expected]
     np.testing.assert_allclose(found, expected, atol=4 * math.sqrt(0.25 / 4000))

@@ -217,7 +217,7 @@ def streamed(tokenizer, ids, before=()):
     return [pieces.add(token) for token in ids] + [pieces.end()]
 
 
-def test_f05_bytes_that_are_ids_make_characters(fallback):
+def test_bytes_that_are_ids_make_characters(fallback):
     """Five of the eight bytes of two faces: one is whole, of the other one byte is known, which is one U+FFFD."""
     ids = [byte_id(byte) for byte in "🙂🙂".encode()]
     for count in range(9):
@@ -227,7 +227,7 @@ def test_f05_bytes_that_are_ids_make_characters(fallback):
     assert streamed(fallback, ids[:5], before=[1]) == ["", "", "", "🙂", "", "\ufffd"]
 
 
-def test_f05_a_prompt_that_ends_inside_a_character(fallback):
+def test_a_prompt_that_ends_inside_a_character(fallback):
     """Its first byte belongs to the prompt; the whole character is new, and nothing is printed twice."""
     first, *rest = (byte_id(byte) for byte in "語".encode())
     assert fallback.decode([259, 260, first]) == "日本\ufffd"
@@ -236,7 +236,7 @@ def test_f05_a_prompt_that_ends_inside_a_character(fallback):
     assert fallback.decode([1], before=[259, 260, first]) == "\ufffd hello"
 
 
-def test_f05_what_is_broken_takes_nothing_with_it(fallback):
+def test_what_is_broken_takes_nothing_with_it(fallback):
     stray, start = byte_id(0x82), byte_id(0xF0)
     assert fallback.decode([1, stray, 1]) == "hello\ufffd hello"
     assert fallback.decode([start, byte_id(0x41), 1]) == "\ufffdA hello"
@@ -248,7 +248,7 @@ def test_f05_what_is_broken_takes_nothing_with_it(fallback):
 
 @pytest.mark.trial(sample=100, whole=20_000)
 @pytest.mark.parametrize("kind", ["fallback", "byte_level", "word_piece", "sentencepiece"])
-def test_f05_streamed_text_is_the_whole_text(kind, request, trial):
+def test_streamed_text_is_the_whole_text(kind, request, trial):
     """Where all bytes are characters, that of the package's own decoder; otherwise streamed and whole agree."""
     tokenizer = request.getfixturevalue(kind)
     size = tokenizer._inner.get_vocab_size()
@@ -285,7 +285,7 @@ def test_f05_streamed_text_is_the_whole_text(kind, request, trial):
         ("$A", [0, 1]),
     ],
 )
-def test_f06_marks_behind_a_prompt_are_left_out(tmp_path, template, expected):
+def test_marks_behind_a_prompt_are_left_out(tmp_path, template, expected):
     """The text "ab" in a vocabulary of four; marks in front stay, and an empty prompt has those alone."""
     inner = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<s>": 2, "</s>": 3}, []))
     inner.add_special_tokens(["<s>", "</s>"])
@@ -300,7 +300,7 @@ def test_f06_marks_behind_a_prompt_are_left_out(tmp_path, template, expected):
 
 
 @pytest.mark.parametrize("kind", ["fallback", "byte_level", "word_piece", "sentencepiece"])
-def test_f16_an_id_costs_the_same_however_long_the_text(kind, request, monkeypatch):
+def test_an_id_costs_the_same_however_long_the_text(kind, request, monkeypatch):
     """Counted in ids that the package is asked to decode; the limit is what 20 ids may need."""
     tokenizer = request.getfixturevalue(kind)
     decoded: list[int] = []

@@ -102,19 +102,19 @@ def told(result: Graph | IsomorphError) -> object:
 
 @quick
 @given(st.binary(max_size=300))
-def test_t38_random_bytes(data: bytes) -> None:
+def test_random_bytes(data: bytes) -> None:
     attempt(data)
 
 
 @quick
 @given(st.text(max_size=200))
-def test_t38_random_text(text: str) -> None:
+def test_random_text(text: str) -> None:
     attempt(text)
 
 
 @quick
 @given(st.lists(st.sampled_from(TOKENS), max_size=60), st.sampled_from(["", " "]))
-def test_t38_token_soup(tokens: list[str], gap: str) -> None:
+def test_token_soup(tokens: list[str], gap: str) -> None:
     attempt(gap.join(tokens))
 
 
@@ -130,7 +130,7 @@ def mutated(draw: st.DrawFn) -> str:
 
 @quick
 @given(mutated())
-def test_t38_mutated_definitions(text: str) -> None:
+def test_mutated_definitions(text: str) -> None:
     attempt(text)
 
 

@@ -190,7 +190,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_t38_hostile_text_gets_an_error_with_its_place(text: str | bytes) -> None:
+def test_hostile_text_gets_an_error_with_its_place(text: str | bytes) -> None:
     error = refusal(text)
     assert error.code in ("E_SYNTAX", "E_RESOURCE", "E_NAME", "E_ARGUMENT")
     assert error.location is not None
@@ -219,11 +219,11 @@ def test_t38_hostile_text_gets_an_error_with_its_place(text: str | bytes) -> Non
          "max_nodes allows\n  a.net:80001:1\n"),
     ],
 )  # fmt: skip
-def test_t38_words_and_places(text: str | bytes, expected: str) -> None:
+def test_words_and_places(text: str | bytes, expected: str) -> None:
     assert str(refusal(text, file="a.net")).startswith(expected)
 
 
-def test_t38_no_text_reaches_pythons_parser_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_reaches_pythons_parser_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only brackets nest, and those are counted: the depth of every tree is bounded."""
     text = "f(" + "[" * 48 + "1" + "]" * 48 + ")"
     assert parse(text).calls[0].operator == "f"
@@ -246,7 +246,7 @@ def test_size_counts_bytes() -> None:
     assert refusal(text, limits=limits_with({"max_source_bytes": 10})).code == "E_RESOURCE"
 
 
-def test_t38_no_limit_lets_a_text_reach_the_bounds_of_pythons_parser() -> None:
+def test_no_limit_lets_a_text_reach_the_bounds_of_pythons_parser() -> None:
     limits = limits_with({"max_nesting": 10**6})
     calls = "f(" * 90 + "x" + ")" * 90
     loops = "".join(" " * depth + "for _ in range(1):\n" for depth in range(90)) + " " * 90

@@ -47,13 +47,13 @@ def test_rms_norm_values(run):
     np.testing.assert_allclose(out, [[3 / 4, 1]], rtol=1e-14)  # 12.5 + 3.5 = 16
 
 
-def test_l2_norm_values(run):
+def test_norm_values(run):
     # The length of [3, 4] is 5; with 11 added to 25 the root is 6; what is 0 stays 0.
     np.testing.assert_allclose(run("l2_norm()", [[3.0, 4.0], [0.0, 0.0]]), [[0.6, 0.8], [0, 0]], rtol=1e-15)
     np.testing.assert_allclose(run("l2_norm(eps=11.0)", [[[3.0, 4.0]]]), [[[0.5, 4 / 6]]], rtol=1e-15)
 
 
-def test_l2_norm_is_a_division_by_the_length_from_1e_8_on(run):
+def test_norm_is_a_division_by_the_length_from_1e_8_on(run):
     x = 1e-8 * np.array([[0.6, -0.8]])  # the sum of squares is 1e-16, beside which 1e-24 is 1e-8
     np.testing.assert_allclose(run("l2_norm()", x), [[0.6, -0.8]], rtol=5.1e-9)
 

@@ -22,7 +22,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("symbol", ODD)
-def test_f20_what_is_no_size(symbol: str) -> None:
+def test_what_is_no_size(symbol: str) -> None:
     """A size is a number, or symbols times positive numbers plus a number, in ASCII."""
     message = f'input: a size is a positive int or a symbol such as "B" or "2*T+1", got {symbol!r}'
     error = refusal("relu()", input=("B", symbol))
@@ -36,12 +36,12 @@ def test_f20_what_is_no_size(symbol: str) -> None:
 @pytest.mark.parametrize(
     "symbol", ["T", "T1", "_T", "2*T+1", " 2 * T + 1 ", "T-9", "S+T", "10+T", "batch_size"]
 )
-def test_f20_what_is_a_size(symbol: str) -> None:
+def test_what_is_a_size(symbol: str) -> None:
     plan = iso.resolve("relu()", input=("B", symbol, 3))
     assert iso.resolve(plan.definition) == plan
 
 
-def test_f20_numbers_in_a_size_are_held_to_the_limit() -> None:
+def test_numbers_in_a_size_are_held_to_the_limit() -> None:
     assert str(refusal("relu()", input=("B", "2147483648*T"))) == (
         "E_RESOURCE: input: a size is at most 2,147,483,647, got '2147483648*T'"
     )
@@ -50,7 +50,7 @@ def test_f20_numbers_in_a_size_are_held_to_the_limit() -> None:
 
 
 @pytest.mark.parametrize("word", ["if", "None", "lambda", "True", "await", "__class__", "__init__", "_"])
-def test_f18_a_symbol_is_no_word_of_python(word: str) -> None:
+def test_a_symbol_is_no_word_of_python(word: str) -> None:
     assert str(refusal("relu()", input=("B", f"2*{word}+1"))) == (
         f"E_NAME: input: {word!r} cannot name a size: code that is written for a plan names its sizes\n"
         f"  choose another symbol, such as {word.strip('_').upper() or 'T'}_SIZE"
@@ -62,7 +62,7 @@ def test_f18_a_symbol_is_no_word_of_python(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["if", "None", "lambda", "__class__", "a b", "", "1a", "ﬁ", "class"])
-def test_f18_an_input_is_no_word_of_python(word: str) -> None:
+def test_an_input_is_no_word_of_python(word: str) -> None:
     error = refusal("relu()", input={word: ("B", 3)})
     assert error.code == "E_NAME" and repr(word) in error.message
 
@@ -74,7 +74,7 @@ def test_f18_an_input_is_no_word_of_python(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["if", "None", "lambda", "__class__", "ﬁ"])
-def test_f18_an_output_is_no_word_of_python(word: str) -> None:
+def test_an_output_is_no_word_of_python(word: str) -> None:
     def network(x: Any) -> Any:
         return {word: iso.ops.relu(x)}
 
@@ -85,7 +85,7 @@ def test_f18_an_output_is_no_word_of_python(word: str) -> None:
     assert error.code == "E_NAME" and repr(word) in error.message
 
 
-def test_f18_a_tensor_has_no_name_of_pythons_own() -> None:
+def test_a_tensor_has_no_name_of_pythons_own() -> None:
     assert str(refusal("__class__ = relu()\nrelu(__class__)", input=("B", 3))) == (
         "E_NAME: '__class__' begins with two underscores, which Python keeps for its own names\n"
         "  <definition>:1:1\n"
@@ -96,6 +96,6 @@ def test_f18_a_tensor_has_no_name_of_pythons_own() -> None:
 
 
 @pytest.mark.parametrize("word", ["if", "None", "lambda", "__class__", "class", "ﬁ"])
-def test_f18_a_node_is_no_word_of_python(word: str) -> None:
+def test_a_node_is_no_word_of_python(word: str) -> None:
     error = refusal(f'relu(name="{word}")', input=("B", 3))
     assert error.code == "E_NAME" and error.location is not None

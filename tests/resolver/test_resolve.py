@@ -653,7 +653,7 @@ def test_deep_chains_of_open_sizes() -> None:
     assert len(plan.nodes) == 3001
 
 
-def test_f20_a_definition_that_cannot_be_read_is_no_syntax_error(tmp_path):
+def test_a_definition_that_cannot_be_read_is_no_syntax_error(tmp_path):
     with pytest.raises(iso.IsomorphError) as caught:
         iso.resolve_file(tmp_path / "no.net")
     assert str(caught.value) == (
@@ -665,7 +665,7 @@ def test_f20_a_definition_that_cannot_be_read_is_no_syntax_error(tmp_path):
 
 
 @pytest.mark.parametrize("size", [3, 1 << 20])
-def test_f20_an_archive_is_no_definition_whatever_its_size(tmp_path, size):
+def test_an_archive_is_no_definition_whatever_its_size(tmp_path, size):
     """Below and above the limit of a definition's bytes."""
     np = pytest.importorskip("numpy")
     zeros = np.zeros(size, np.float32)

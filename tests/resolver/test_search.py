@@ -46,7 +46,7 @@ def outcome(text: str, start: Any, output: Any, **more: Any) -> iso.Plan | iso.I
 # -- divisibility --------------------------------------------------------------------------------
 
 
-def test_f14_divisibility_is_known_before_values_are_tried(budgets: list[Budget]) -> None:
+def test_divisibility_is_known_before_values_are_tried(budgets: list[Budget]) -> None:
     """p is a multiple of 10007 and below 20000, so it is 10007, and q is 20000 - 10007 = 9993."""
     plan = iso.resolve(DIVISIBILITY, input=("B", 5, 8), output=("B", 5, 20000))
     assert [node.operator.argument_values.get("out_features") for node in plan.nodes] == [
@@ -58,7 +58,7 @@ def test_f14_divisibility_is_known_before_values_are_tried(budgets: list[Budget]
     assert budgets[0].spent < 500
 
 
-def test_f14_copies_of_a_hard_part_share_one_budget(budgets: list[Budget]) -> None:
+def test_copies_of_a_hard_part_share_one_budget(budgets: list[Budget]) -> None:
     copy = "p{0} = attention(linear(x), 10007)\nq{0} = linear(x)\ny{0} = linear(concat(p{0}, q{0}, axis=2), 4, in_features=20000)\n"
     text = "".join(copy.format(i) for i in range(20)) + f"concat({', '.join(f'y{i}' for i in range(20))})"
     plan = iso.resolve(text, input=("B", 5, 8), output=("B", 100, 4))
@@ -93,12 +93,12 @@ def test_f14_copies_of_a_hard_part_share_one_budget(budgets: list[Budget]) -> No
         ),
     ],
 )  # fmt: skip
-def test_f14_multiples(text: str, start: Any, output: Any, width: int) -> None:
+def test_multiples(text: str, start: Any, output: Any, width: int) -> None:
     plan = iso.resolve(text, input=start, output=output)
     assert plan.values[1].shape[-1] == width
 
 
-def test_f14_what_an_operator_calls_multiples_its_check_demands() -> None:
+def test_what_an_operator_calls_multiples_its_check_demands() -> None:
     """A size off by one is refused by ``check``; the multiple itself is not."""
     seen = set()
     for kind in all_operators().values():
@@ -130,7 +130,7 @@ PRODUCTS = "\n".join(
 PRODUCTS += "\nconcat(c0, c1, c2)"
 
 
-def test_f14_a_spent_budget_is_told() -> None:
+def test_a_spent_budget_is_told() -> None:
     error = outcome(PRODUCTS, ("B", 5, 8), ("B", 9973), limits={"max_search_steps": 50})
     assert str(error) == (
         "E_RESOURCE: the sizes that are not given, out_features of n0 (linear) among them, take more than 50 steps "
@@ -143,7 +143,7 @@ def test_f14_a_spent_budget_is_told() -> None:
     )
 
 
-def test_f14_sums_of_sums_are_charged_where_they_stand() -> None:
+def test_sums_of_sums_are_charged_where_they_stand() -> None:
     """The n-th sum has n terms: 9,000 of them would be 40 million."""
     error = outcome("h = linear(x)\n" + "h = concat(h, linear(x))\n" * 9000, ("B", 8), ("B", 100_000))
     assert isinstance(error, iso.IsomorphError) and error.code == "E_RESOURCE" and error.location is not None
@@ -153,13 +153,13 @@ def test_f14_sums_of_sums_are_charged_where_they_stand() -> None:
     )
 
 
-def test_f14_long_ordinary_texts_stay_far_from_the_budget(budgets: list[Budget]) -> None:
+def test_long_ordinary_texts_stay_far_from_the_budget(budgets: list[Budget]) -> None:
     text = "h = linear(8)\n" + "h = add(h, linear())\n" * 2000
     assert len(iso.resolve(text, input=("B", 8)).nodes) == 4001
     assert budgets[0].spent < BUDGET // 32  # a tenth of max_nodes, and a fourth of the tenth
 
 
-def test_f14_saved_plans_and_models_have_the_same_budget(budgets: list[Budget], tmp_path: Any) -> None:
+def test_saved_plans_and_models_have_the_same_budget(budgets: list[Budget], tmp_path: Any) -> None:
     plan = iso.resolve(
         DIVISIBILITY, input=("B", 5, 8), output=("B", 5, 20000), limits={"max_search_steps": 5000}
     )
@@ -235,7 +235,7 @@ def all_solutions(domains: Domains) -> Iterator[tuple[int, ...]]:
 
 
 @pytest.mark.trial(sample=60, whole=20_000)
-def test_f14_narrowing_loses_no_solution(trial: Any) -> None:
+def test_narrowing_loses_no_solution(trial: Any) -> None:
     for k in range(trial.tries):
         draw = random.Random(f"{trial.seed}/{k}")
         facts = random_facts(draw)
@@ -308,7 +308,7 @@ def parts_case(draw: random.Random) -> tuple[str, tuple[int, int], tuple[int, in
 
 
 @pytest.mark.trial(sample=100, whole=6000)
-def test_f14_heads_sums_and_products_agree_with_enumeration(trial: Any) -> None:
+def test_heads_sums_and_products_agree_with_enumeration(trial: Any) -> None:
     """One solution is found, several are E_AMBIGUOUS, none is E_CONSTRAINT."""
     counts = [0, 0, 0]
     for k in range(trial.tries):
@@ -445,7 +445,7 @@ def climb(seed: str, steps: int, budgets: list[Budget]) -> tuple[int, str, Any, 
 
 
 @pytest.mark.trial(sample=4, whole=150)
-def test_f14_no_short_text_spends_more_than_the_budget(trial: Any, budgets: list[Budget]) -> None:
+def test_no_short_text_spends_more_than_the_budget(trial: Any, budgets: list[Budget]) -> None:
     """Texts are made ever more expensive; all end in a plan or an error, and none goes beyond the budget."""
     worst = max(climb(f"{trial.seed}/{k}", 40, budgets) for k in range(trial.tries))
     steps, text, start, output, end = worst
@@ -457,7 +457,7 @@ def test_f14_no_short_text_spends_more_than_the_budget(trial: Any, budgets: list
 # -- what else grows with a text -------------------------------------------------------------------
 
 
-def test_f14_one_wide_node_does_not_widen_every_row() -> None:
+def test_one_wide_node_does_not_widen_every_row() -> None:
     """1,000 inputs of 14 characters stand in one row; padding 3,000 rows to them would take 42 MB."""
     names = [f"h{i}" for i in range(1000)]
     text = (
@@ -466,7 +466,7 @@ def test_f14_one_wide_node_does_not_widen_every_row() -> None:
     assert len(str(iso.resolve(text, input=("B", 8)))) < 1_000_000
 
 
-def test_f14_a_mistyped_name_is_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_name_is_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full comparison takes quadratic time in a name's length, so that 10,000 long names would take seconds."""
     import difflib
 

@@ -19,7 +19,7 @@ def refusal(text: str, **contracts: Any) -> iso.IsomorphError:
     "text",
     ["split(3)", "a, b = split(3)", "linear(8)\nsplit(3)", "for _ in range(2):\n    linear(8)\nsplit(3)"],
 )
-def test_f28_the_outputs_of_a_last_split_are_the_networks(text: str) -> None:
+def test_the_outputs_of_a_last_split_are_the_networks(text: str) -> None:
     plan = iso.resolve(text, input=("B", 8))
     assert [(name, plan.values[value].shape[1:]) for name, value in plan.outputs] == [
         ("first", (3,)),
@@ -30,7 +30,7 @@ def test_f28_the_outputs_of_a_last_split_are_the_networks(text: str) -> None:
     assert iso.Plan.from_json(plan.to_json()) == plan
 
 
-def test_f28_the_contract_may_state_them() -> None:
+def test_the_contract_may_state_them() -> None:
     """One part is enough to know the cut: 8 = 3 + 5."""
     for text in ("split()", "a, b = split()", "rest = linear(8)\na, b = split(rest)"):
         if "rest" not in text:
@@ -42,14 +42,14 @@ def test_f28_the_contract_may_state_them() -> None:
     assert [name for name, _ in plan.outputs] == ["first"]
 
 
-def test_f28_a_name_of_the_text_comes_before_a_port() -> None:
+def test_a_name_of_the_text_comes_before_a_port() -> None:
     plan = iso.resolve(
         'rest = linear(7)\na, b = split(rest, 3)\noutput(first=("B", 3), rest=("B", 7))', input=("B", 8)
     )
     assert [plan.values[value].source for _, value in plan.outputs] == ["n1.first", "n0"]
 
 
-def test_f28_one_shape_does_not_say_which() -> None:
+def test_one_shape_does_not_say_which() -> None:
     assert str(refusal("split(3)", input=("B", 8), output=("B", 3))) == (
         "E_OUTPUT: n0 (split) is last and has several outputs (first, rest), the contract has one shape\n"
         "  <definition>:1:1\n"
@@ -62,12 +62,12 @@ def test_f28_one_shape_does_not_say_which() -> None:
     assert refusal("split(3)", input=("B", 8), output={"second": ("B", 3)}).code == "E_OUTPUT"
 
 
-def test_f28_elsewhere_there_is_no_current_tensor() -> None:
+def test_elsewhere_there_is_no_current_tensor() -> None:
     assert refusal("a, b = split(3)\nrelu()", input=("B", 8)).code == "E_BINDING"
     assert refusal("split(3)\nrelu()", input=("B", 8)).code == "E_BINDING"
 
 
-def test_f28_a_recorded_function_ends_likewise() -> None:
+def test_a_recorded_function_ends_likewise() -> None:
     def network(x: Any) -> None:
         iso.ops.split(iso.ops.linear(x, 8), 3)
 
@@ -77,7 +77,7 @@ def test_f28_a_recorded_function_ends_likewise() -> None:
     assert iso.resolve(named.definition) == named
 
 
-def test_f28_the_reference_gives_them_in_order() -> None:
+def test_the_reference_gives_them_in_order() -> None:
     import numpy as np
 
     plan = iso.resolve("split(3)", input=("B", 8))

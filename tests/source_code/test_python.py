@@ -280,7 +280,7 @@ def test_networks_in_nnx(name: str, tmp_path: Path) -> None:
     check_nnx(network_of(name), tmp_path)
 
 
-def test_f18_an_operator_whose_names_are_those_of_the_text(
+def test_an_operator_whose_names_are_those_of_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a package: its class, arguments, sizes, parameters, tensors and lengths."""

@@ -194,7 +194,7 @@ def _values(outputs: Any) -> list[Any]:
 
 
 @pytest.mark.trial(sample=8, whole=500)
-def test_f18_random_networks_are_written_in_both_frameworks(trial, tmp_path: Path) -> None:
+def test_random_networks_are_written_in_both_frameworks(trial, tmp_path: Path) -> None:
     """One in five in NNX, which takes longer to compile than all the others to run."""
     for number in range(trial.seed, trial.seed + trial.tries):
         text = Writer(number).text()

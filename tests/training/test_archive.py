@@ -67,12 +67,12 @@ def header(shape: str, dtype: str = "<f4") -> str:
         ("{'descr': '<f4'}", "x is damaged"),
     ],
 )  # fmt: skip
-def test_f17_declared_sizes_are_compared_with_what_the_file_holds(tmp_path, x, reason):
+def test_declared_sizes_are_compared_with_what_the_file_holds(tmp_path, x, reason):
     data = write(tmp_path / "data.npz", x=npy(x, bytes(12)), y=array(np.zeros(1, int)))
     assert refusal(data) == f"E_ARGUMENT: {tmp_path}/data.npz is no usable NumPy archive: {reason}{HINT}"
 
 
-def test_f17_declared_shapes_are_compared_with_the_contract_before_anything_is_read(tmp_path):
+def test_declared_shapes_are_compared_with_the_contract_before_anything_is_read(tmp_path):
     # 10^12 rows of nothing take no bytes: the contract alone tells.
     data = write(tmp_path / "data.npz", x=npy(header("(1000000000000, 0)")), y=array(np.zeros(1, int)))
     assert refusal(data) == (
@@ -82,7 +82,7 @@ def test_f17_declared_shapes_are_compared_with_the_contract_before_anything_is_r
     assert refusal(data) == f"E_DTYPE: {data}: x must be float32 or convertible to it, got <U0"
 
 
-def test_f17_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     # 3 * 10^5 float32 zeros are 1,200,000 bytes, deflated to about a thousandth.
     monkeypatch.setattr(archive, "MOST_UNPACKED_BYTES", 1 << 19)
     x, y = array(np.zeros((10**5, 3), np.float32)), array(np.zeros(10**5, np.int8))
@@ -96,14 +96,14 @@ def test_f17_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     open_dataset(write(tmp_path / "stored.npz", x=x, y=y), iso.resolve(VECTORS))
 
 
-def test_f17_arrays_that_no_network_asks_for_are_not_read(tmp_path):
+def test_arrays_that_no_network_asks_for_are_not_read(tmp_path):
     bomb = npy(header("(1000000000000, 3)"))
     data = write(tmp_path / "data.npz", x=array(np.ones((10, 3))), y=array(np.zeros(10, int)), other=bomb)
     assert open_dataset(data, iso.resolve(VECTORS)).count("test") == 2
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_f17_other_ways_of_packing_are_refused(tmp_path, compression):
+def test_other_ways_of_packing_are_refused(tmp_path, compression):
     data = write(tmp_path / "data.npz", compression, x=array(np.ones((10, 3))), y=array(np.zeros(10, int)))
     assert "x is packed in a way that NumPy does not write" in refusal(data)
 
@@ -128,7 +128,7 @@ def test_arrays_come_back_as_numpy_wrote_them(tmp_path):
 
 
 @pytest.mark.trial(sample=60, whole=5000)
-def test_f17_damaged_archives_are_refused_or_read_and_raise_nothing_else(tmp_path, trial):
+def test_damaged_archives_are_refused_or_read_and_raise_nothing_else(tmp_path, trial):
     plan, chance = iso.resolve(VECTORS), random.Random(trial.seed)
     path = tmp_path / "data.npz"
     for number in range(trial.tries):

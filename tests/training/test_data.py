@@ -374,7 +374,7 @@ def test_other_files_are_no_archives(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize("kind", ["text", "npz"])
-def test_f15_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
     text = BYTES if kind == "text" else VECTORS
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
@@ -391,7 +391,7 @@ def test_f15_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kin
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_f15_a_file_that_is_exchanged_for_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
+def test_a_file_that_is_exchanged_for_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
     place = tmp_path / "data"
     place.write_bytes(b"abc")
     opened = os.open

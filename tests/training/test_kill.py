@@ -66,7 +66,7 @@ print(json.dumps(kills))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_t24_sigkill_at_any_moment_and_resume_give_the_undisturbed_weights(tmp_path):
+def test_sigkill_at_any_moment_and_resume_give_the_undisturbed_weights(tmp_path):
     pytest.importorskip("torch")
     arguments = [str(tmp_path), write_data(tmp_path), "4"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -92,7 +92,7 @@ output("B", 3)
 
 
 @pytest.mark.slow
-def test_t24_nnx_killed_while_it_trains_and_resumed_gives_the_undisturbed_weights(tmp_path):
+def test_nnx_killed_while_it_trains_and_resumed_gives_the_undisturbed_weights(tmp_path):
     # Every process is a new one: it compiles anew, and its dropout and data order start where the last ended.
     pytest.importorskip("optax")
     (tmp_path / "network.net").write_text(NETWORK)

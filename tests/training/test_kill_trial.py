@@ -195,7 +195,7 @@ print(json.dumps({"finals": finals, "ends": ends}))
         pytest.param("nnx", "optax", marks=pytest.mark.trial(sample=1, whole=50)),
     ],
 )
-def test_f1_f2_f13_every_end_is_the_undisturbed_weights_or_a_refusal(tmp_path, trial, backend, package):
+def test_every_end_is_the_undisturbed_weights_or_a_refusal(tmp_path, trial, backend, package):
     pytest.importorskip(package)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, backend, str(tmp_path), str(trial.tries), str(trial.seed)],

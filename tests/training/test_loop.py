@@ -83,7 +83,7 @@ def test_learns(tmp_path, data):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_t24_a_stopped_and_resumed_run_equals_a_straight_one(tmp_path, data, stop):
+def test_a_stopped_and_resumed_run_equals_a_straight_one(tmp_path, data, stop):
     straight = run(tmp_path / "straight", config(data))
     stopped = run(tmp_path / "resumed", config(data), after=stop)
     assert (stopped.step, stopped.stopped, stopped.test_accuracy) == (stop, True, None)
@@ -221,7 +221,7 @@ BACKENDS = ["torch", "nnx"]
 
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("kind", ["npz", "text"])
-def test_f1_a_run_is_not_continued_on_other_data(tmp_path, kind, finished):
+def test_a_run_is_not_continued_on_other_data(tmp_path, kind, finished):
     rng = np.random.default_rng(0)
     place = tmp_path / "data"
 
@@ -254,7 +254,7 @@ def test_f1_a_run_is_not_continued_on_other_data(tmp_path, kind, finished):
     assert train(iso.resolve(text), settings, tmp_path / "run", resume=True).step == 4
 
 
-def test_f1_built_in_data_are_known_by_what_they_hold(tmp_path, monkeypatch):
+def test_built_in_data_are_known_by_what_they_hold(tmp_path, monkeypatch):
     from isomorph.training import sources
 
     text = 'input("B", "T", dtype="int64")\nembedding(256, 2)\nlinear()\noutput("B", "T", 256)'
@@ -267,7 +267,7 @@ def test_f1_built_in_data_are_known_by_what_they_hold(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"force": True}])
-def test_f2_a_directory_that_is_in_use_is_left_alone(tmp_path, data, options):
+def test_a_directory_that_is_in_use_is_left_alone(tmp_path, data, options):
     # The second asks in the middle of the first, which then ends as it would have alone.
     messages = []
 
@@ -285,7 +285,7 @@ def test_f2_a_directory_that_is_in_use_is_left_alone(tmp_path, data, options):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
 
 
-def test_f2_two_runs_in_one_directory_are_not_mixed(tmp_path, data):
+def test_two_runs_in_one_directory_are_not_mixed(tmp_path, data):
     # Its lock is removed by hand, and another run begins there: the first one stores nothing more.
     class Robbed(Silence):
         def step(self, record) -> None:
@@ -303,7 +303,7 @@ def test_f2_two_runs_in_one_directory_are_not_mixed(tmp_path, data):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_f4_a_last_step_to_numbers_that_are_not_finite_makes_no_model(tmp_path, data, backend):
+def test_a_last_step_to_numbers_that_are_not_finite_makes_no_model(tmp_path, data, backend):
     # A step of 1e38 is still a float32; decay by 1e38 * 1000 of a weight is not.
     pytest.importorskip("optax" if backend == "nnx" else "torch")
     settings = config(
@@ -323,7 +323,7 @@ def test_f4_a_last_step_to_numbers_that_are_not_finite_makes_no_model(tmp_path, 
     assert names == ["config.json", "definition.net", "metrics.jsonl"]
 
 
-def test_f4_the_last_good_state_is_kept(tmp_path, data, monkeypatch):
+def test_the_last_good_state_is_kept(tmp_path, data, monkeypatch):
     from isomorph.backends.torch.training import Trainer
 
     step = Trainer.step
@@ -339,7 +339,7 @@ def test_f4_the_last_good_state_is_kept(tmp_path, data, monkeypatch):
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_f4_weights_that_their_dtype_cannot_hold_make_no_model(tmp_path, data, monkeypatch):
+def test_weights_that_their_dtype_cannot_hold_make_no_model(tmp_path, data, monkeypatch):
     # The largest float32 is above the largest bfloat16, 2**127 * (2 - 2**-7), and rounds to infinity.
     from isomorph.backends.torch.training import Trainer
 
@@ -357,7 +357,7 @@ def test_f4_weights_that_their_dtype_cannot_hold_make_no_model(tmp_path, data, m
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped"])
-def test_f13_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path, data, how, capsys):
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path, data, how, capsys):
     run(tmp_path / "straight", config(data))
     run(tmp_path / "run", config(data, checkpoint_every=2), after=5)
     newest = tmp_path / "run" / "checkpoint-00000005.safetensors"
@@ -373,7 +373,7 @@ def test_f13_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path, data, how,
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
-def test_f13_a_damaged_model_of_a_finished_run_is_written_again(tmp_path, data, capsys):
+def test_a_damaged_model_of_a_finished_run_is_written_again(tmp_path, data, capsys):
     run(tmp_path / "run", config(data))
     model = tmp_path / "run" / "model.safetensors"
     content = model.read_bytes()

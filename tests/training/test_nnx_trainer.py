@@ -44,7 +44,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(note)
 
 
-def test_tx8_a_batch_shape_is_compiled_once(compiled):
+def test_a_batch_shape_is_compiled_once(compiled):
     subject = trainer()
     compiled.clear()
     for step in range(20):
@@ -186,7 +186,7 @@ def digits_losses(backend: str, dtype: str, steps: int, run: int) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "steps", "bound"), [("float32", 50, 1e-4), ("float64", 200, 1e-9)])
-def test_tx12_torch_and_nnx_take_the_same_steps_on_the_digits(dtype, steps, bound):
+def test_torch_and_nnx_take_the_same_steps_on_the_digits(dtype, steps, bound):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     one, other = (digits_losses(backend, dtype, steps, run=1200) for backend in ("torch", "nnx"))

@@ -44,7 +44,7 @@ def refusal(directory: Path) -> str:
 HINT = "\n  wait until it ends or stop it; --out takes another place"
 
 
-def test_f2_a_second_process_is_refused_and_told_who_has_the_directory(tmp_path):
+def test_a_second_process_is_refused_and_told_who_has_the_directory(tmp_path):
     with holder(tmp_path / "run") as process:
         expected = f"E_CHECKPOINT: {tmp_path}/run is in use: process {process.pid} trains there{HINT}"
         assert refusal(tmp_path / "run") == expected
@@ -56,7 +56,7 @@ def test_f2_a_second_process_is_refused_and_told_who_has_the_directory(tmp_path)
         pass
 
 
-def test_f2_the_lock_ends_with_its_process_however_it_ends(tmp_path):
+def test_the_lock_ends_with_its_process_however_it_ends(tmp_path):
     with holder(tmp_path / "run") as process:
         process.kill()
     assert (tmp_path / "run" / LOCK).exists()
@@ -65,7 +65,7 @@ def test_f2_the_lock_ends_with_its_process_however_it_ends(tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_f2_threads_of_one_process_keep_each_other_out(tmp_path):
+def test_threads_of_one_process_keep_each_other_out(tmp_path):
     messages = []
     with Ownership(tmp_path / "run"):
         thread = threading.Thread(target=lambda: messages.append(refusal(tmp_path / "run")))
@@ -79,7 +79,7 @@ def test_f2_threads_of_one_process_keep_each_other_out(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:os.fork")  # where JAX was loaded before; the child computes nothing
 @pytest.mark.filterwarnings("ignore:This process")  # the same from Python 3.12 on
-def test_f2_a_forked_worker_neither_owns_the_directory_nor_keeps_it_from_the_next(tmp_path):
+def test_a_forked_worker_neither_owns_the_directory_nor_keeps_it_from_the_next(tmp_path):
     ready, done = os.pipe(), os.pipe()
     with Ownership(tmp_path / "run") as owner:
         child = os.fork()
@@ -101,7 +101,7 @@ def test_f2_a_forked_worker_neither_owns_the_directory_nor_keeps_it_from_the_nex
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "overwritten", "moved"])
-def test_f2_a_directory_that_is_taken_from_its_owner_is_not_written_to(tmp_path, how):
+def test_a_directory_that_is_taken_from_its_owner_is_not_written_to(tmp_path, how):
     directory = tmp_path / "run"
     with Ownership(directory) as owner:
         owner.confirm()
@@ -125,7 +125,7 @@ def test_f2_a_directory_that_is_taken_from_its_owner_is_not_written_to(tmp_path,
     assert lock.exists() == (how in ("replaced", "overwritten"))  # what is another's stays
 
 
-def test_f2_of_processes_that_start_together_from_nothing_one_owns_the_directory(tmp_path):
+def test_of_processes_that_start_together_from_nothing_one_owns_the_directory(tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom isomorph.errors import IsomorphError\n"
         "from isomorph.training.ownership import Ownership\n"
@@ -149,13 +149,13 @@ def test_f2_of_processes_that_start_together_from_nothing_one_owns_the_directory
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_f2_a_directory_in_which_nothing_was_stored_is_not_left_behind(tmp_path):
+def test_a_directory_in_which_nothing_was_stored_is_not_left_behind(tmp_path):
     with Ownership(tmp_path / "a" / "b"):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_f2_without_locks_it_is_said_and_the_earlier_owner_stores_nothing_more(tmp_path, monkeypatch):
+def test_without_locks_it_is_said_and_the_earlier_owner_stores_nothing_more(tmp_path, monkeypatch):
     def unsupported(descriptor, operation):
         raise OSError(95, "Operation not supported")
 
@@ -173,7 +173,7 @@ def test_f2_without_locks_it_is_said_and_the_earlier_owner_stores_nothing_more(t
                 first.confirm()
 
 
-def test_f2_what_lies_under_the_locks_name_is_not_followed_or_waited_for(tmp_path):
+def test_what_lies_under_the_locks_name_is_not_followed_or_waited_for(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("precious")
     for make in (
@@ -197,13 +197,13 @@ def test_f2_what_lies_under_the_locks_name_is_not_followed_or_waited_for(tmp_pat
     assert error.value.message == f"cannot write to {tmp_path}/dangling: No such file or directory"
 
 
-def test_f2_a_run_that_is_not_owned_stores_nothing(tmp_path):
+def test_a_run_that_is_not_owned_stores_nothing(tmp_path):
     with pytest.raises(IsomorphError, match=r"is not owned: use own\(\) first"):
         RunDirectory(tmp_path).save(1, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_f2_an_owner_that_cannot_say_who_it_is_lets_go(tmp_path, monkeypatch):
+def test_an_owner_that_cannot_say_who_it_is_lets_go(tmp_path, monkeypatch):
     def full(descriptor, content):
         raise OSError(28, "No space left on device")
 

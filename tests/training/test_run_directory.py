@@ -161,7 +161,7 @@ def damage(content: bytes, how: str) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped"])
-def test_f13_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, begun, how):
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, begun, how):
     run = begun(tmp_path)
     run.save(1, STATE)
     run.save(2, STATE)
@@ -181,7 +181,7 @@ def test_f13_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, be
     assert warning.endswith("; continuing from checkpoint-00000001.safetensors")
 
 
-def test_f13_without_a_whole_checkpoint_nothing_is_continued(tmp_path, begun):
+def test_without_a_whole_checkpoint_nothing_is_continued(tmp_path, begun):
     run = begun(tmp_path)
     run.save(1, STATE)
     run.save(2, STATE)
@@ -198,7 +198,7 @@ def test_f13_without_a_whole_checkpoint_nothing_is_continued(tmp_path, begun):
     )
 
 
-def test_f13_a_checkpoint_that_was_passed_over_does_not_outlive_the_next(tmp_path, begun):
+def test_a_checkpoint_that_was_passed_over_does_not_outlive_the_next(tmp_path, begun):
     # Else it would count as one of the last two, and a whole one would go.
     run = begun(tmp_path)
     for step in (1, 2, 9):
@@ -215,7 +215,7 @@ CUT = b'{\n  "plan": "{'
 
 @pytest.mark.parametrize("evidence", ["checkpoint", "cut checkpoint", "metrics", "beginning"])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", None])
-def test_f13_force_clears_a_run_whose_configuration_is_damaged(tmp_path, begun, evidence, content):
+def test_force_clears_a_run_whose_configuration_is_damaged(tmp_path, begun, evidence, content):
     run = begun(tmp_path)
     if "checkpoint" in evidence:
         run.save(1, STATE)
@@ -273,7 +273,7 @@ def test_every_flipped_byte_of_a_checkpoint_is_noticed(tmp_path, begun):
 # -- whose run it is ---------------------------------------------------------------------------
 
 
-def test_f1_a_run_goes_on_with_its_own_data_alone(tmp_path, begun):
+def test_a_run_goes_on_with_its_own_data_alone(tmp_path, begun):
     run = begun(tmp_path)
     other = Fingerprint.of(b"other data")
     with pytest.raises(IsomorphError) as error:
@@ -290,7 +290,7 @@ def test_f1_a_run_goes_on_with_its_own_data_alone(tmp_path, begun):
     prepare(run, data=other, resume=True)
 
 
-def test_f2_what_is_stored_says_what_its_process_was_given(tmp_path, begun):
+def test_what_is_stored_says_what_its_process_was_given(tmp_path, begun):
     run = begun(tmp_path)
     other = TrainingConfig(data="digits", steps=5, seed=1)
     text = json.dumps({"plan": PLAN.to_json(), "training": other.to_dict(), "data": DATA._asdict()})

@@ -49,7 +49,7 @@ def softmax_gradient(weight, bias, batch):
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_tx12_takes_the_documented_steps(trainer, clip):
+def test_takes_the_documented_steps(trainer, clip):
     # Every hyperparameter of AdamW is what the settings say, and decay is decoupled.
     plan = iso.resolve(LINEAR, dtype="float64")
     settings = {"weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "clip": clip}
@@ -85,7 +85,7 @@ def test_counts_hits(trainer):
     assert (totals.correct, totals.count) == (int((best == batch.targets).sum()), 50)
 
 
-def test_tx3_parts_of_unequal_length_give_the_mean_over_tokens(trainer):
+def test_parts_of_unequal_length_give_the_mean_over_tokens(trainer):
     # Rows with 11 and with 101 targets: the loss is (sum of both) / 112, not the mean of two means.
     plan = iso.resolve(TOKENS.format("tanh()"), dtype="float64")
     batch = tokens(2, 101)
@@ -102,7 +102,7 @@ def test_tx3_parts_of_unequal_length_give_the_mean_over_tokens(trainer):
         np.testing.assert_allclose(cut.weights()[path], array, rtol=1e-9, atol=1e-12)
 
 
-def test_tx4_a_batch_without_targets_has_no_loss_and_no_gradient(trainer):
+def test_a_batch_without_targets_has_no_loss_and_no_gradient(trainer):
     plan = iso.resolve(TOKENS.format("tanh()"))
     subject = trainer(plan, weight_decay=0.0)
     batch = tokens(2, 5)
@@ -176,7 +176,7 @@ def test_nothing_to_train_is_an_error(trainer):
         ("bfloat16", "tanh()\ndropout(0.5)"),
     ],
 )
-def test_t24_three_steps_and_three_more_equal_six(trainer, dtype, middle):
+def test_three_steps_and_three_more_equal_six(trainer, dtype, middle):
     plan = iso.resolve(TOKENS.format(middle), dtype=dtype)
     straight, resumed = trainer(plan), trainer(plan, iso.initial_weights(plan, 2))
     rates = [0.01 * (step + 1) for step in range(6)]

@@ -18,7 +18,7 @@ def test_exact_weights_pass():
     check_weights(plan, {path: list(shape) for path, shape in shapes(plan).items()})
 
 
-def test_t30_every_fault_is_listed_at_once():
+def test_every_fault_is_listed_at_once():
     plan = resolve("linear(3)\nlayer_norm()", input=("B", 2))
     given = shapes(plan)
     del given["n0.bias"], given["n1.bias"]

@@ -63,7 +63,7 @@ def test_round_trip(tmp_path, dtype):
     found["n0.weight"][:] = 0  # it is the caller's own
 
 
-def test_t27_bfloat16_bits(tmp_path):
+def test_bfloat16_bits(tmp_path):
     resolved = iso.resolve("layer_norm(bias=False)", input=("B", 2), dtype="bfloat16")
     iso.save(tmp_path / "m", resolved, {"n0.weight": np.array([1.5, -2.25], ml_dtypes.bfloat16)})
     # 1.5 = 0x3fc0, -2.25 = 0xc010; little-endian at the end of the file
@@ -141,7 +141,7 @@ def test_truncated(saved, kept):
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**9])
-def test_t39_header_lengths(saved, length):
+def test_header_lengths(saved, length):
     saved.write_bytes(struct.pack("<Q", length) + saved.read_bytes()[8:])
     error = error_of(iso.load, saved)
     assert error.code == "E_CHECKPOINT"
@@ -149,7 +149,7 @@ def test_t39_header_lengths(saved, length):
 
 
 @pytest.mark.parametrize("offsets", [[0, 20], [0, 28], [4, 28], [24, 0], [0, 2**63]])
-def test_t39_offsets_that_are_not_the_shape(saved, offsets):
+def test_offsets_that_are_not_the_shape(saved, offsets):
     header, data = split(saved)
     assert header["n0.weight"]["data_offsets"] == [0, 24]
     header["n0.weight"]["data_offsets"] = offsets
@@ -163,7 +163,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_t39_pickles_are_not_executed(tmp_path, monkeypatch, protocol):
+def test_pickles_are_not_executed(tmp_path, monkeypatch, protocol):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").write_bytes(pickle.dumps(Payload(), protocol))
     error = error_of(iso.load, tmp_path / "m")
@@ -315,7 +315,7 @@ while True:
 """
 
 
-def test_t39_a_killed_save_leaves_the_old_file_whole(tmp_path):
+def test_a_killed_save_leaves_the_old_file_whole(tmp_path):
     """Real processes that do nothing but save are killed: some as soon as a half-written file is seen."""
     path = tmp_path / "model.safetensors"
     resolved = iso.resolve("linear(1024)", input=("B", 1024))
@@ -363,7 +363,7 @@ def test_a_failing_save_leaves_the_old_file(saved, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_f15_a_pipe_is_no_model_and_is_not_waited_for(tmp_path):
+def test_a_pipe_is_no_model_and_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for read in (iso.load, weights_file.load_notes):
         with pytest.raises(iso.IsomorphError) as error:

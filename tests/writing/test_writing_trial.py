@@ -233,7 +233,7 @@ def full_disk(draws: random.Random) -> Iterator[None]:
 
 
 @pytest.mark.trial(sample=60, whole=2000)
-def test_f12_nothing_that_was_there_is_lost(trial, tmp_path):
+def test_nothing_that_was_there_is_lost(trial, tmp_path):
     """Whatever has the name and whoever writes: only a file that may be replaced changes, and it changes as a whole."""
     draws_of = random.Random(trial.seed)
     outcomes, codes = {"written": 0, "refused": 0}, set()
