@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import isomorph
+from isomorph.backends.available import BACKENDS
 
 PACKAGE = Path(isomorph.__file__).parent
 
@@ -121,6 +122,44 @@ def test_what_parts_may_import_is_what_they_import() -> None:
         used.setdefault(part_of(path), set()).update(p[1] for p in parts if p[0] == "isomorph" and len(p) > 1)
     needless = {part: sorted(may - used[part] - FOUNDATION) for part, may in MAY_IMPORT.items()}
     assert not {part: parts for part, parts in needless.items() if parts}
+
+
+# -- which backend it is ---------------------------------------------------------------------------
+
+
+def backends_asked_for(tree: ast.AST) -> list[int]:
+    """The lines that compare something with the name of a backend, or match it."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare | ast.MatchValue):
+            texts = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+            if texts & (BACKENDS.keys() | {"jax", "flax"}):
+                lines.append(node.lineno)
+    return lines
+
+
+def test_nothing_above_the_backends_asks_which_one_it_has() -> None:
+    """What a backend can do is in its table, and how is in its own modules."""
+    asking = {
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in FILES
+        if part_of(path) != "backends"
+        for line in backends_asked_for(ast.parse(path.read_text()))
+    }
+    assert not asking
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x == "torch"',
+        'x in ("nnx", "linen")',
+        '"jax" != x',
+        "match x:\n    case 'torch' | 'nnx':\n        pass",
+    ],
+)
+def test_a_question_which_backend_it_is_is_seen(text: str) -> None:
+    assert backends_asked_for(ast.parse(text))
 
 
 # -- no circles -----------------------------------------------------------------------------------

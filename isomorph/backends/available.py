@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from isomorph.plan import Plan
     from isomorph.primitives import Primitives, Tensor
 
-Ability = Literal["differentiate", "train", "generate", "convert", "python", "onnx"]
+Ability = Literal["differentiate", "train", "generate", "convert", "python", "onnx", "unpickle"]
 """What a backend may be able to do:
 
 - ``differentiate``: its derivatives in double precision serve as the true ones (``harness``);
@@ -30,7 +30,8 @@ Ability = Literal["differentiate", "train", "generate", "convert", "python", "on
 - ``generate``: text, an id at a time (``decoding``), of models that can be prepared (``engine``);
 - ``convert``: files that its framework's users load (``tensors``, which imports no framework);
 - ``python``: source code that needs its framework alone (``isomorph.source_code.<name>_text``);
-- ``onnx``: a file for ONNX's runtimes (``export_onnx`` of its public door).
+- ``onnx``: a file for ONNX's runtimes (``export_onnx`` of its public door);
+- ``unpickle``: checkpoints that are pickles (``pickled``).
 """
 
 
@@ -64,7 +65,7 @@ BACKENDS: dict[str, Backend] = {
         ("torch",),
         "PyTorch",
         "isomorph[torch]",
-        ("differentiate", "train", "generate", "convert", "python", "onnx"),
+        ("differentiate", "train", "generate", "convert", "python", "onnx", "unpickle"),
         models="torch",
         dtypes=("float32", "bfloat16", "int8"),
     ),
@@ -190,14 +191,17 @@ def load(name: str) -> Harness:
     return part(name, "harness")
 
 
-def missing(name: str, error: ModuleNotFoundError) -> Exception:
-    """What a backend's public door raises where it cannot be imported: E_BACKEND when its framework is not there."""
+def missing(name: str, error: ModuleNotFoundError, door: str = "") -> Exception:
+    """What a public door raises where it cannot be imported: E_BACKEND when its backend's framework is not there.
+
+    ``door`` is its name where that is not the backend's.
+    """
     backend = BACKENDS[name]
     if error.name not in backend.requires:
         return error
     return IsomorphError(
         "E_BACKEND",
-        f"isomorph.{name} needs {backend.title}, which is not installed",
+        f"isomorph.{door or name} needs {backend.title}, which is not installed",
         hints=[f'pip install "{backend.install}"'],
     )
 

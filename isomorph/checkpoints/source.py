@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from isomorph.backends.available import BACKENDS, able, part, preferred
 from isomorph.errors import IsomorphError, shorten, shown
 from isomorph.paths import TOKENIZER, path_text
 from isomorph.weights.file import CODES, refuse_foreign
@@ -335,22 +336,20 @@ def _with_safetensors(path: Path, use: Callable[[Any], Result]) -> Result:
 
 
 def _open_pickled(path: Path) -> dict[str, Tensor]:
-    try:
-        from isomorph.backends.torch.pickled import read_pickled
-        from isomorph.backends.torch.weights import to_numpy
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
+    reader = preferred("unpickle")
+    if reader is None:
+        backend = BACKENDS[able("unpickle")[0]]
         raise IsomorphError(
             "E_BACKEND",
-            f"{path} is a pickle, which only PyTorch reads, and it is not installed",
-            hints=['pip install "isomorph[torch]"'],
-        ) from None
+            f"{path} is a pickle, which only {backend.title} reads, and it is not installed",
+            hints=[f'pip install "{backend.install}"'],
+        )
+    to_numpy = part(reader, "weights").to_numpy
     return {
         name: Tensor(
             tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2], _copier(to_numpy, tensor), path
         )
-        for name, tensor in read_pickled(path).items()
+        for name, tensor in part(reader, "pickled").read_pickled(path).items()
     }
 
 

@@ -4,18 +4,12 @@ They are what one would write by hand, and take nothing from the rest of this pa
 weights go to and from the ``encoder_block`` operator through :mod:`isomorph.flax.weights`.
 """
 
-from isomorph.errors import IsomorphError
+from isomorph.backends.available import missing
 
 try:
     from isomorph.flax import linen, nnx, weights
     from isomorph.flax.linen import encoder_block_forward
 except ModuleNotFoundError as error:
-    if error.name not in ("flax", "jax"):
-        raise
-    raise IsomorphError(
-        "E_BACKEND",
-        "isomorph.flax needs Flax, which is not installed",
-        hints=['pip install "isomorph[flax]"'],
-    ) from None
+    raise missing("linen", error, "flax") from None
 
 __all__ = ["encoder_block_forward", "linen", "nnx", "weights"]

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import isomorph as iso
 from isomorph.backends.torch.pickled import read_pickled
+from isomorph.checkpoints import source
 from isomorph.checkpoints.families import FAMILIES
 
 SIZES = {
@@ -117,6 +118,19 @@ def test_a_pickled_tensor_that_declares_more_than_its_file_holds_is_refused(tmp_
     )
     torch.save({"mask": torch.ones(1, 4).expand(3, 4)}, path, _use_new_zipfile_serialization=zipped)
     assert read_pickled(path)["mask"].shape == (3, 4)
+
+
+def test_a_pickle_where_nothing_reads_it(tmp_path, monkeypatch):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"w": torch.ones(2)}, path)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(source, "preferred", lambda ability: None)
+    with pytest.raises(iso.IsomorphError) as error:
+        source.open_checkpoint(tmp_path)
+    assert str(error.value) == (
+        f"E_BACKEND: {path} is a pickle, which only PyTorch reads, and it is not installed\n"
+        '  pip install "isomorph[torch]"'
+    )
 
 
 def test_bfloat16_keeps_its_bits_and_mixed_dtypes_take_the_widest(directory):
