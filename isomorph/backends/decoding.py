@@ -177,9 +177,13 @@ class Memory(Protocol):
         """Remember ``k, v [B, K, T, d]`` of the ``call``-th attention; what ``q [B, H, T, d]`` finds."""
         ...
 
-    def positions(self, table: Tensor, length: int) -> Tensor: ...
+    def positions(self, table: Tensor, length: int) -> Tensor:
+        """Rows ``[T, D]`` of a table ``[N, D]`` for the new positions, or ``[B, T, D]`` behind filling."""
+        ...
 
-    def cos_sin(self, length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]: ...
+    def cos_sin(self, length: int, frequencies: tuple[float, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the new positions' angles, as :meth:`Primitives.cos_sin` gives those of all."""
+        ...
 
 
 class RememberingPrimitives:
@@ -215,6 +219,7 @@ class RememberingPrimitives:
         softcap: float = 0.0,
         dropout: Any = None,
     ) -> Tensor:
+        """What new positions find among all so far; as :meth:`Primitives.attention`."""
         if not causal:  # of something that was there before the first id
             return self._primitives.attention(q, k, v, mask, window=window, softcap=softcap)
         call, self._calls = self._calls, self._calls + 1

@@ -17,6 +17,7 @@ from rich.progress import (
 from isomorph.backends.training_config import TrainingConfig
 from isomorph.plan import Plan
 from isomorph.training.data import Dataset
+from isomorph.training.loop import Reporter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +41,7 @@ class Smoothed:
         return self.value
 
 
-class _Watcher:
+class _Watcher(Reporter):
     """What both kinds of reporter know."""
 
     word = "accuracy"

@@ -36,6 +36,7 @@ class Problem(NamedTuple):
 
 
 def unfit(plan: Plan, path: str, problem: str, hint: str = _CAUSAL) -> IsomorphError:
+    """The error about an operator that keeps a network from generating."""
     node = plan.node(path.partition(".")[0])
     return IsomorphError(
         "E_ARGUMENT",

@@ -33,7 +33,7 @@ class Processor(Protocol):
         ...
 
 
-class _Stateless:
+class _Stateless(Processor):
     def keep(self, rows: Array) -> None:
         pass
 
@@ -108,7 +108,7 @@ def _seen(rows: Sequence[Array], vocabulary: int) -> Array:
     return seen
 
 
-class RepetitionPenalty:
+class RepetitionPenalty(Processor):
     """Makes ids that a row has less likely (CTRL, Keskar et al., 2019): s / p where s is positive, else s * p."""
 
     def __init__(self, penalty: float, rows: Sequence[Array], vocabulary: int) -> None:
@@ -126,7 +126,7 @@ class RepetitionPenalty:
         self._seen[np.arange(len(ids)), ids] = True
 
 
-class NoRepeatedIds:
+class NoRepeatedIds(Processor):
     """Forbids every id that a row has: n-grams of one."""
 
     def __init__(self, rows: Sequence[Array], vocabulary: int) -> None:
@@ -142,7 +142,7 @@ class NoRepeatedIds:
         self._seen[np.arange(len(ids)), ids] = True
 
 
-class NoRepeatedNgrams:
+class NoRepeatedNgrams(Processor):
     """Forbids the id that would end an n-gram which its row has already.
 
     A table by the first n - 1 ids holds what came behind them. It grows by an entry a step, and a step looks up one.
@@ -181,7 +181,7 @@ class NoRepeatedNgrams:
             self._tails[row] = (*tail, token)[-self._before :]
 
 
-class BannedSequences:
+class BannedSequences(Processor):
     """Forbids the last id of a sequence behind its others."""
 
     def __init__(self, sequences: Sequence[tuple[int, ...]], rows: Sequence[Array], vocabulary: int) -> None:
@@ -233,7 +233,7 @@ class Suppressed(_Stateless):
         scores[:, self._ids] = -np.inf
 
 
-class SuppressedAtBegin:
+class SuppressedAtBegin(Processor):
     """Forbids ids at one step of each row."""
 
     def __init__(self, ids: Array, begins: Array) -> None:
@@ -262,7 +262,7 @@ class ForcedEnd(_Stateless):
             scores[:, self._ids] = 0
 
 
-class Forced:
+class Forced(Processor):
     """Leaves one id at some positions of a row."""
 
     def __init__(self, ids: dict[int, int], lengths: Array) -> None:

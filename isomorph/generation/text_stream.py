@@ -37,7 +37,7 @@ def text_of(stream: TextStream, ids: Iterable[int]) -> str:
     return "".join(map(stream.add, ids)) + stream.end()
 
 
-class ByteStream:
+class ByteStream(TextStream):
     """Every id is some bytes, possibly none.
 
     Args:
@@ -62,7 +62,7 @@ class ByteStream:
         return self._utf8.decode(b"", True)
 
 
-class PieceStream:
+class PieceStream(TextStream):
     """Ids are pieces of text; some may be single bytes.
 
     Args:

@@ -22,7 +22,9 @@ _IDS = 2**32  # how many ids the tokenizers package can write down
 class Tokenizer(Protocol):
     """Text to ids and back. Ids that mean nothing to it are no text."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; E_ARGUMENT for what is no Unicode."""
+        ...
 
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """The text of ids where they follow others: what they add to those others' text."""
@@ -33,7 +35,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class Bytes:
+class Bytes(Tokenizer):
     """The bytes of UTF-8, ids 0 to 255; any other id is no text."""
 
     def encode(self, text: str) -> list[int]:
@@ -53,7 +55,7 @@ def _one_byte(token: int) -> bytes:
     return bytes([token]) if 0 <= token < _BYTES else b""
 
 
-class Published:
+class Published(Tokenizer):
     """A tokenizer as the ``tokenizers`` package writes it."""
 
     def __init__(self, path: Path) -> None:

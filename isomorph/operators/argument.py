@@ -55,10 +55,12 @@ class Argument:
 
     @property
     def required(self) -> bool:
+        """Whether a call must give it."""
         return self.default is REQUIRED
 
     @property
     def inferable(self) -> bool:
+        """Whether it is worked out from shapes where a call leaves it out."""
         return self.default is INFERRED
 
     def constraints(self) -> str:
@@ -96,6 +98,7 @@ class Argument:
         return value + 0.0 if self.type is float else value  # -0.0 means 0.0: equal values are one instance
 
     def refuse(self, value: Any, expected: str, hints: tuple[str, ...] = ()) -> Conflict:
+        """The error about a value that is none of the allowed ones."""
         return Conflict(
             f"{self.name} {expected}, got {shorten(value)}",
             argument=self.name,

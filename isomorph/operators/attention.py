@@ -63,6 +63,7 @@ class MultiHeadAttention(Operator):
         return self.kv_heads or self.heads
 
     def check_widths(self, D: int) -> None:
+        """Raise Conflict unless heads, widths and numbers go together for width ``D``."""
         check_epsilon(self.eps)
         low, high = SOFTCAP_RANGE
         if self.logit_softcap and not low <= self.logit_softcap <= high:
@@ -100,6 +101,7 @@ class MultiHeadAttention(Operator):
         return found
 
     def split_heads(self, F: Primitives, x: Tensor, heads: int, d: int) -> Tensor:
+        """``[B, T, heads * d] -> [B, heads, T, d]``."""
         B, T = x.shape[0], x.shape[1]
         return F.permute(F.reshape(x, (B, T, heads, d)), (0, 2, 1, 3))  # (B, heads, T, d)
 
@@ -116,6 +118,7 @@ class MultiHeadAttention(Operator):
         return q, k, v
 
     def join_heads(self, m: Any, F: Primitives, out: Tensor) -> Tensor:
+        """``[B, H, T, d] -> [B, T, D]``, through the output projection."""
         B, H, T, d = out.shape
         return m.o_proj(F.reshape(F.permute(out, (0, 2, 1, 3)), (B, T, H * d)))  # (B, T, D)
 

@@ -35,6 +35,7 @@ class Port(NamedTuple):
 
     @property
     def pattern(self) -> str:
+        """As it is written: ``x[B, T, D]``."""
         return f"{self.name}[{', '.join(self.axes)}]"
 
     @property

@@ -85,6 +85,7 @@ def bind_tensors(state: State, draft: Draft) -> None:
 
 
 def assign_tensors(draft: Draft, ports: Any) -> list[tuple[Any, Reference, Any]]:
+    """Port, reference and place in the source of every tensor that a call is given; E_BINDING where they do not fit."""
     call, name = draft.call, draft.operator.name
     if ports[0].variadic:
         if len(call.inputs) < 2 or call.keyword_inputs:
@@ -129,6 +130,7 @@ def assign_tensors(draft: Draft, ports: Any) -> list[tuple[Any, Reference, Any]]
 
 
 def no_current(draft: Draft) -> IsomorphError:
+    """The error of a call without a tensor where none is current."""
     name = draft.operator.name
     return IsomorphError(
         "E_BINDING", f"{name} needs a tensor and there is no current one here", draft.locate(),
@@ -137,6 +139,7 @@ def no_current(draft: Draft) -> IsomorphError:
 
 
 def value_of(state: State, draft: Draft | None, reference: Reference, place: Any) -> int:
+    """The value that a reference means; E_BINDING when it means several."""
     call, output = reference
     if call < 0:
         return output or 0
@@ -155,6 +158,7 @@ def value_of(state: State, draft: Draft | None, reference: Reference, place: Any
 
 
 def check_port_dtype(state: State, draft: Draft, port: Any, value: int) -> None:
+    """E_DTYPE unless a value has the dtype that a port takes."""
     dtype = state.dtypes[value]
     expected = state.dtype if port.dtype == "compute" else port.dtype
     if dtype == expected or (expected == "int64" and dtype == "int32"):

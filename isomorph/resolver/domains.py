@@ -114,9 +114,11 @@ class Sum:
         self.linear, self.modulus, self.source = linear, modulus, source
 
     def linears(self) -> tuple[Linear, ...]:
+        """The expressions that it speaks of."""
         return (self.linear,)
 
     def narrow(self, domains: Domains) -> None:
+        """Take away what cannot be; :class:`Empty` when nothing is left."""
         values = domains.values
         if all(is_single(values[i]) for i, _ in self.linear.terms):
             value = self.linear.at(values)
@@ -188,9 +190,11 @@ class Product:
         self.factors, self.total, self.source = factors, total, source
 
     def linears(self) -> tuple[Linear, ...]:
+        """The expressions that it speaks of."""
         return (*self.factors, self.total)
 
     def narrow(self, domains: Domains) -> None:
+        """Take away what cannot be; :class:`Empty` when nothing is left."""
         values = domains.values
         spans = [(max(low or 1, 1), high) for low, high in (f.bounds(values) for f in self.factors)]
         if any(high is not None and high < low for low, high in spans):
@@ -243,9 +247,11 @@ class Rule:
         self.dims, self.judge, self.source = dims, judge, source
 
     def linears(self) -> tuple[Linear, ...]:
+        """The expressions that it speaks of."""
         return self.dims
 
     def narrow(self, domains: Domains) -> None:
+        """Ask the rule, once all of them are numbers; :class:`Empty` when it refuses."""
         values = domains.values
         if all(is_single(values[i]) for dim in self.dims for i, _ in dim.terms):
             domains.budget.spend(COST_OF_A_RULE)

@@ -10,6 +10,7 @@ from isomorph.resolver.state import Draft, State
 
 
 def spell(state: State, dim: Any) -> str:
+    """A size as messages show it, ``?`` for one that is not known."""
     return str(state.solver.value(dim)) if dim is not None else "?"
 
 
@@ -21,6 +22,7 @@ def shape_text(state: State, shape: Any) -> str:
 
 
 def known_shape(state: State, value: int) -> tuple[Any, ...]:
+    """The sizes of a value as far as its rank is known."""
     shape = state.shapes[value]
     return (shape.closed or shape.prefix) if isinstance(shape, OpenShape) else shape
 
@@ -37,6 +39,7 @@ def source_of(state: State, value: int) -> str:
 
 
 def shape_line(state: State, value: int) -> str:
+    """``n3 (linear) makes [B, 8] (line 4)``, or nothing for a shape that is not known."""
     shape = state.shapes[value]
     if shape is None:
         return ""
@@ -48,6 +51,7 @@ def shape_line(state: State, value: int) -> str:
 
 
 def line_of(draft: Draft) -> str:
+    """`` (line 4)``, or nothing where there is no source."""
     place = draft.locate()
     return f" (line {place.line})" if place else ""
 

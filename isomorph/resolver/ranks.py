@@ -13,6 +13,7 @@ from isomorph.resolver.state import Draft, State
 
 
 def closed(shapes: list[Any]) -> list[Any]:
+    """The shapes, as sizes where the rank is known by now."""
     return [s.closed or s if type(s) is OpenShape else s for s in shapes]
 
 
@@ -41,6 +42,7 @@ def fix_ranks(state: State, draft: Draft, shapes: list[Any], resume: Callable[[D
 
 
 def port_of(draft: Draft, name: str) -> Any:
+    """The port of a name."""
     ports = draft.operator.signature.inputs
     return next((port for port in ports if port.name == name), ports[0])  # else one of a variadic port
 

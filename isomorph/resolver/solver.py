@@ -61,6 +61,7 @@ class OpenShape:
         self.waiting: list[Callable[[], None]] = []
 
     def limit_ranks(self, ranks: Iterable[int]) -> None:
+        """Allow no ranks but these."""
         self.ranks = set(ranks) if self.ranks is None else self.ranks & set(ranks)
 
     def possible_ranks(self, budget: Budget) -> set[int] | None:
@@ -90,6 +91,7 @@ class Equation:
         self.left, self.right, self.owner, self.done = left, right, owner, False
 
     def dims(self) -> tuple[Any, ...]:
+        """The sizes that it speaks of."""
         return (self.left, self.right)
 
 
@@ -102,6 +104,7 @@ class Product:
         self.factors, self.total, self.owner, self.done = factors, total, owner, False
 
     def dims(self) -> tuple[Any, ...]:
+        """The sizes that it speaks of."""
         return (*self.factors, self.total)
 
 
@@ -179,6 +182,7 @@ class Solver:
         return affine(terms, constant)
 
     def values(self, shape: Iterable[Any]) -> tuple[Any, ...]:
+        """A shape's sizes as they are known now."""
         return tuple(map(self.value, shape))
 
     def equal(self, left: Any, right: Any) -> None:

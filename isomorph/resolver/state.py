@@ -29,6 +29,7 @@ class Draft:
 
     @property
     def name(self) -> str:
+        """The name of the node: the call's own, or ``n3``."""
         return self.call.name or f"n{self.index}"
 
     def check_bound(self, name: str, size: Any) -> None:
@@ -46,6 +47,7 @@ class Draft:
         return next((value for name, value in self.inputs if name == port), None)
 
     def locate(self, key: Any = None) -> Any:
+        """Where the call, or an argument of it, stands in the source; None where there is none."""
         return self.call.locate(key) if self.call.locate is not None else None
 
 
@@ -86,6 +88,7 @@ class State:
             self.add_value(one.shape, one.dtype or dtype, (-1, i))
 
     def add_value(self, shape: Any, dtype: str, producer: tuple[int, int]) -> int:
+        """Enter a tensor; its id."""
         self.shapes.append(shape)
         self.dtypes.append(dtype)
         self.producers.append(producer)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from isomorph.source_code.framework import Framework
+from isomorph.source_code.framework import Emit, Framework
 from isomorph.source_code.layout import WIDTH, Expression, call, statement
 from isomorph.source_code.record import Loop, Step, Value, cannot_write
 from isomorph.source_code.sizes import Size
@@ -328,7 +328,7 @@ class Body:
         return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
-class StepEmit:
+class StepEmit(Emit):
     """What a framework's table sees of a step; see :class:`isomorph.source_code.framework.Emit`."""
 
     def __init__(self, body: Body, step: Step, inputs: list[Expression | None]) -> None:

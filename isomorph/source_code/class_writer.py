@@ -64,6 +64,7 @@ class ClassWriter:
         self.primitives: set[str] = set()
 
     def lines(self) -> list[str]:
+        """The text of the class, a line each."""
         instance = self.kind.instances[0]
         operator = self.kind.operator
         parts = {*instance.children, *operator_parameters(instance)}

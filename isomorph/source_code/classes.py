@@ -50,6 +50,7 @@ class Kind:
 
     @property
     def operator(self) -> type[Operator]:
+        """The class of its operators."""
         return type(self.instances[0].operator)
 
     def values(self, instance: Instance) -> tuple[tuple[str, Any], ...]:

@@ -50,7 +50,7 @@ class Emit(Protocol):
         """One size, position or length among the attributes; ``""`` for None."""
         ...
 
-    def require(self, name: str, text: str) -> str:
+    def require(self, name: str, text: str, /) -> str:
         """The file needs a function of that name and text; the name that it has there."""
         ...
 

@@ -82,7 +82,7 @@ class Reporter(Protocol):
         ...
 
 
-class Silence:
+class Silence(Reporter):
     """A reporter that shows nothing but warnings."""
 
     def begin(self, plan: Plan, dataset: Dataset, config: TrainingConfig, step: int) -> None:

@@ -28,6 +28,7 @@ class MetricsFile:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Close the file; every record is in it."""
         self._file.close()
 
 

@@ -58,7 +58,7 @@ DATA_FORMS = (
 )
 
 
-class ArrayDataset:
+class ArrayDataset(Dataset):
     """Arrays whose first axis counts examples."""
 
     def __init__(
@@ -78,7 +78,7 @@ class ArrayDataset:
         return Batch({name: array[indices] for name, array in inputs.items()}, targets[indices])
 
 
-class TextDataset:
+class TextDataset(Dataset):
     """Windows of consecutive ids; the targets are the ids one place later.
 
     A split is cut into windows that do not overlap. Where the first one starts is drawn anew in every epoch

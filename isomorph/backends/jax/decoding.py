@@ -18,7 +18,9 @@ from jax import lax
 from jax import numpy as jnp
 
 from isomorph.backends.decoding import (
+    Decoder,
     Layout,
+    Memory,
     RememberingPrimitives,
     check_contracts,
     no_memory,
@@ -51,7 +53,7 @@ def slots(length: int, chunk: int) -> int:
     return min(least, chunk)
 
 
-class JaxMemory:
+class JaxMemory(Memory):
     """Keys and values ``[B * K, C, d]`` of each attention, as they are after this step.
 
     With one axis for batch and heads, as products read them, the compiler writes them in place.
@@ -189,7 +191,7 @@ class Steps(NamedTuple):
 
 
 @dataclass
-class JaxDecoder:
+class JaxDecoder(Decoder):
     """See :class:`isomorph.backends.decoding.Decoder`."""
 
     steps: Steps

@@ -54,8 +54,8 @@ _class_shape_dtype = attrgetter("__class__", "shape", "dtype")
 class Source(Protocol):
     """The model behind an engine."""
 
-    @property
-    def model(self) -> Any: ...
+    model: Any
+    """The model itself."""
 
     @property
     def decoding(self) -> Any:

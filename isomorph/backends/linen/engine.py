@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from isomorph.backends.jax.engine import Engine, refuse_training
+from isomorph.backends.jax.engine import Engine, Source, refuse_training
 from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.linen import decoding
 from isomorph.backends.linen.layers import FROZEN, PARAMS, held
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flax import linen as nn
 
 
-class LinenSource:
+class LinenSource(Source):
     """See :class:`isomorph.backends.jax.engine.Source`. The variables of a bound module do not change."""
 
     def __init__(self, model: Any) -> None:

@@ -19,7 +19,7 @@ from jax import lax
 from jax.core import Tracer
 
 from isomorph.backends.engine import is_patched
-from isomorph.backends.jax.engine import Engine, refuse_training
+from isomorph.backends.jax.engine import Engine, Source, refuse_training
 from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.jax.layers import LEAVES, inside, native
 from isomorph.backends.jax.primitives import PRECISION
@@ -85,7 +85,7 @@ class _Noted:
         return list(map(_COMPUTING, self.kinds))
 
 
-class NnxSource:
+class NnxSource(Source):
     """See :class:`isomorph.backends.jax.engine.Source`."""
 
     def __init__(self, model: Network) -> None:

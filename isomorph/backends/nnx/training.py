@@ -17,6 +17,7 @@ import optax
 from flax import nnx
 from jax import numpy as jnp
 
+from isomorph.backends import trainer
 from isomorph.backends.jax.layers import places
 from isomorph.backends.jax.weights import to_jax, to_plan
 from isomorph.backends.nnx.build import build
@@ -48,7 +49,7 @@ _RANDOM, _WORDS = "rbg", 4
 """JAX's generator for dropout and the length of its keys. JAX's own default compiles for a second per dropout."""
 
 
-class Trainer:
+class Trainer(trainer.Trainer):
     """A network with AdamW. Parameters and moments are float32 (float64 for a float64 plan).
 
     It computes in its plan's dtypes whether or not the process has JAX's float64 switched on, and leaves that

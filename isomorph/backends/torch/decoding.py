@@ -71,7 +71,7 @@ def slots(length: int, chunk: int) -> int:
     return length
 
 
-class TorchDecoder:
+class TorchDecoder(Decoder):
     """See :class:`isomorph.backends.decoding.Decoder`."""
 
     def __init__(

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from isomorph.backends.decoding import Layout, run_fixed, symbol_sizes
+from isomorph.backends.decoding import Decoder, Layout, run_fixed, symbol_sizes
 from isomorph.backends.engine import compose, defined
 from isomorph.backends.torch.cache import Array, TorchMemory, to_scores
 from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 Function = Callable[..., tuple[Tensor, ...]]
 
 
-class EngineDecoder:
+class EngineDecoder(Decoder):
     """See :class:`isomorph.backends.decoding.Decoder`."""
 
     def __init__(

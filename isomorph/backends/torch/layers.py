@@ -121,6 +121,7 @@ LEAVES: dict[str, Callable[[Any], nn.Module]] = {
 
 
 def refuse_taken(module: nn.Module, name: str, owner: str) -> None:
+    """E_NAME when a module has an attribute of that name already."""
     if hasattr(module, name):
         raise IsomorphError(
             "E_NAME",

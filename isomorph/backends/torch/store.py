@@ -15,7 +15,7 @@ from isomorph.backends.trace.derived import Weight
 Tensor = torch.Tensor
 
 
-class Store:
+class Store(derived.Arithmetic):
     """What was derived from a model's weights, each once.
 
     Args:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from isomorph.backends import trainer
 from isomorph.backends.torch.build import build, usable_device
 from isomorph.backends.torch.fast_training import prepare_training
 from isomorph.backends.torch.weights import to_numpy, to_tensor
@@ -37,7 +38,7 @@ _FUSED = ("cpu", "cuda")
 _HALVES = ("bfloat16", "float16")
 
 
-class Trainer:
+class Trainer(trainer.Trainer):
     """A network with AdamW. Parameters and moments are float32 (float64 for a float64 plan).
 
     On the CPU equal steps give equal bits, run after run, with the same number of threads.
