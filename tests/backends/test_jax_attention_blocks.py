@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from isomorph.backends.jax import primitives, writer
+from isomorph.backends.jax import attention, primitives, writer
 from isomorph.backends.reference import primitives as reference
 
 SHAPES = [(9, 9), (3, 9), (9, 3), (0, 5)]
@@ -22,10 +22,10 @@ RULES: list[dict[str, Any]] = [
 @pytest.fixture(params=[2, 4])
 def blocks(request, monkeypatch) -> int:
     """How many queries a block has."""
-    monkeypatch.setattr(primitives, "WHOLE", 0)
-    monkeypatch.setattr(primitives, "_BLOCK", request.param)
-    monkeypatch.setattr(primitives, "_MOST_BLOCKS", 1000)
-    monkeypatch.setattr(primitives, "_MULTIPLE", 1)
+    monkeypatch.setattr(attention, "WHOLE", 0)
+    monkeypatch.setattr(attention, "_BLOCK", request.param)
+    monkeypatch.setattr(attention, "_MOST_BLOCKS", 1000)
+    monkeypatch.setattr(attention, "_MULTIPLE", 1)
     return request.param
 
 
@@ -66,7 +66,7 @@ def test_blocks_have_the_gradients_of_the_whole(rule, blocks, monkeypatch):
             return (primitives.attention(q, k, v, **rule) ** 2).sum()
 
         found = jax.grad(loss, (0, 1, 2))(q, k, v)
-        monkeypatch.setattr(primitives, "WHOLE", 1 << 30)
+        monkeypatch.setattr(attention, "WHOLE", 1 << 30)
         for a, b in zip(found, jax.grad(loss, (0, 1, 2))(q, k, v), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
@@ -86,7 +86,7 @@ def test_what_is_not_finite_stays_with_those_who_see_it(bad, blocks):
 def test_long_queries_are_taken_in_blocks():
     """300 x 300 scores are more than 2 ** 16: three blocks of 128, 128 and 44 rows, each with the keys it may see."""
     q = jnp.zeros((1, 1, 300, 4))
-    jaxpr = jax.make_jaxpr(lambda q: primitives.attend_in_blocks(q, q, q, None, causal=True, window=0))(q)
+    jaxpr = jax.make_jaxpr(lambda q: attention.attend_in_blocks(q, q, q, None, causal=True, window=0))(q)
     shapes = [e.outvars[0].aval.shape[-2:] for e in jaxpr.eqns if e.primitive.name == "exp"]
     assert shapes == [(128, 128), (128, 256), (44, 300)]
 

@@ -28,6 +28,7 @@ from isomorph.backends.decoding import (
     run_moving,
 )
 from isomorph.backends.jax import primitives
+from isomorph.backends.jax.attention import attend
 from isomorph.backends.jax.build import KINDS, PreparedPlan, no_array, require_x64
 from isomorph.operators.declare import Operator
 from isomorph.plan import Plan
@@ -89,7 +90,7 @@ class JaxMemory(Memory):
         visible = (other <= slot[:, None]) & (other >= self.pads[:, None, None])  # (B, T, C)
         if window:
             visible &= other > slot[:, None] - window
-        return primitives.attend(q, keys, values, visible[:, None, None], softcap)
+        return attend(q, keys, values, visible[:, None, None], softcap)
 
     def positions(self, table: Tensor, length: int) -> Tensor:
         return table[self._places(length)]  # (B, T, D)

@@ -10,7 +10,8 @@ from jax import lax
 from jax import numpy as jnp
 
 from isomorph.backends.engine import Read, Writer, keywords, shape_text
-from isomorph.backends.jax import primitives
+from isomorph.backends.jax import attention, primitives
+from isomorph.backends.jax.arithmetic import PRECISION
 from isomorph.backends.jax.compiling import known_options
 from isomorph.backends.jax.engine_weights import Kept
 from isomorph.backends.trace import derived
@@ -127,7 +128,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, axis: int) -> Tensor
     """
     if weight.dtype == x.dtype:
         axes = (((x.ndim - 1,), (axis,)), ((), ()))
-        out = lax.dot_general(x, weight, axes, precision=primitives.PRECISION)
+        out = lax.dot_general(x, weight, axes, precision=PRECISION)
     else:
         narrow = x.astype(weight.dtype).reshape(-1, x.shape[-1])
         single = len(narrow) == 1  # the CPU compiler has a kernel for two rows, and a slow loop for one
@@ -149,7 +150,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, softca
     """Attention without a mask; who calls it looks whether the results are finite, see :func:`summed`."""
     if k.shape[2] == 0:
         return jnp.zeros_like(q)
-    return primitives.attend_in_blocks(
+    return attention.attend_in_blocks(
         q, k, v, None, causal=causal, window=window, softcap=softcap, adding=True
     )
 

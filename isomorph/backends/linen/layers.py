@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax.errors import ScopeParamShapeError
 
 from isomorph.backends.jax import primitives
+from isomorph.backends.jax.arithmetic import PRECISION
 from isomorph.backends.jax.build import PreparedPlan, broadcasting, refuse_name
 from isomorph.backends.jax.layers import Place, inside, native
 from isomorph.errors import IsomorphError
@@ -227,7 +228,7 @@ def _linear(operator: Any, prepared: PreparedPlan, path: str) -> nn.Module:
         operator.sizes["D_out"],
         use_bias=operator.bias,
         param_dtype=prepared.plan.dtype,
-        precision=primitives.PRECISION,
+        precision=PRECISION,
         kernel_init=prepared.drawing(f"{path}.weight"),
         bias_init=prepared.drawing(f"{path}.bias") if operator.bias else nn.initializers.zeros_init(),
     )

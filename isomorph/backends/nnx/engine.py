@@ -19,10 +19,10 @@ from jax import lax
 from jax.core import Tracer
 
 from isomorph.backends.engine import is_patched
+from isomorph.backends.jax.arithmetic import PRECISION
 from isomorph.backends.jax.engine import Engine, Source, refuse_training
 from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.jax.layers import LEAVES, inside, native
-from isomorph.backends.jax.primitives import PRECISION
 from isomorph.backends.nnx import decoding
 from isomorph.backends.nnx.build import Network
 from isomorph.backends.nnx.layers import Embedding, LayerNorm, OperatorModule

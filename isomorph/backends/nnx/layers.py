@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from isomorph.backends.jax import primitives
+from isomorph.backends.jax.arithmetic import PRECISION
 from isomorph.backends.jax.build import PreparedPlan, broadcasting, refuse_name
 from isomorph.backends.jax.initial import Fill
 from isomorph.backends.jax.layers import inside, native
@@ -161,7 +162,7 @@ def _linear(operator: Any, values: Values, path: str) -> nnx.Module:
         operator.sizes["D_out"],
         use_bias=operator.bias,
         param_dtype=values.dtype,
-        precision=primitives.PRECISION,
+        precision=PRECISION,
         kernel_init=values.fill(f"{path}.weight"),
         bias_init=values.fill(f"{path}.bias") if operator.bias else nnx.initializers.zeros_init(),
         rngs=values.rngs,
