@@ -7,7 +7,8 @@ positions pair feature i with i + d/2, which is the layout of these checkpoints 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from isomorph.checkpoints.blocks import number
@@ -283,27 +284,38 @@ def _no_mistral(configuration: Options) -> list[str]:
     return [*_mixed(configuration, expected), *_no_window(configuration)]
 
 
-def _biases(options: Options) -> tuple[bool, bool, bool]:
+class _Biases(NamedTuple):
     """Whether query, key and value, the output projection, and the feed-forward have biases."""
-    if "use_sliding_window" in options:  # Qwen2
-        return True, False, False
-    attention = options.get("attention_bias", False)
-    return attention, attention, options.get("mlp_bias", False)
+
+    inward: bool = False
+    outward: bool = False
+    forward: bool = False
 
 
-def _attention(options: Options, run: _Run) -> str:
+def _llama_biases(options: Options) -> _Biases:
+    return _Biases(options["attention_bias"], options["attention_bias"], options["mlp_bias"])
+
+
+def _no_biases(options: Options) -> _Biases:
+    return _Biases()
+
+
+def _qwen2_biases(options: Options) -> _Biases:
+    return _Biases(inward=True)
+
+
+def _attention(options: Options, run: _Run, biases: _Biases) -> str:
     heads, kv_heads = options["num_attention_heads"], options["num_key_value_heads"]
     head_dim, rope = options.get("head_dim"), _rope(options)
-    inward, outward, _ = _biases(options)
     arguments = [f"{heads}"]
     if kv_heads and kv_heads != heads:
         arguments.append(f"kv_heads={kv_heads}")
     if head_dim and head_dim * heads != options["hidden_size"]:
         arguments.append(f"head_dim={head_dim}")
     arguments.append("causal=True")
-    if not inward:
+    if not biases.inward:
         arguments.append("bias=False")
-    elif not outward:
+    elif not biases.outward:
         arguments.append("out_bias=False")
     arguments += ["rope=True", f"rope_theta={number(rope.theta)}"]
     if rope.scaling != "none":
@@ -316,13 +328,13 @@ def _attention(options: Options, run: _Run) -> str:
     return "".join(f"        {argument},\n" for argument in [*arguments, f'name="attention{run.mark}"'])
 
 
-def _loop(options: Options, run: _Run) -> str:
+def _loop(options: Options, run: _Run, biases: _Biases) -> str:
     """The layers of a run."""
-    eps, mlp_bias = number(options["rms_norm_eps"]), ", bias=True" if _biases(options)[2] else ""
+    eps, mlp_bias = number(options["rms_norm_eps"]), ", bias=True" if biases.forward else ""
     return (
         f"for _ in range({len(run.layers)}):\n"
         f'    rms_norm(h, eps={eps}, name="attention_norm{run.mark}")\n'
-        f"    attended = attention(\n{_attention(options, run)}    )\n"
+        f"    attended = attention(\n{_attention(options, run, biases)}    )\n"
         "    h = add(h, attended)\n\n"
         f'    rms_norm(h, eps={eps}, name="ffn_norm{run.mark}")\n'
         f'    gated = swiglu({options["intermediate_size"]}{mlp_bias}, name="ffn{run.mark}")'
@@ -331,7 +343,7 @@ def _loop(options: Options, run: _Run) -> str:
     )
 
 
-def definition(options: Options) -> str:
+def definition(options: Options, biases: Callable[[Options], _Biases]) -> str:
     """The text; B and T stay open."""
     vocabulary, width, eps = options["vocab_size"], options["hidden_size"], number(options["rms_norm_eps"])
     headed = options["architecture"].endswith("ForCausalLM")
@@ -341,7 +353,7 @@ def definition(options: Options) -> str:
         + ("" if headed else "# Features, without the head that scores ids.\n")
         + '\nids = input("B", "T", dtype="int64")   # any length: there is no table of positions\n\n'
         f'h = embedding({vocabulary}, {width}, name="tokens")\n\n'
-        + "".join(_loop(options, run) for run in _runs(options))
+        + "".join(_loop(options, run, biases(options)) for run in _runs(options))
         + f'rms_norm(h, eps={eps}, name="norm")\n'
     )
     if not headed:
@@ -353,32 +365,31 @@ def definition(options: Options) -> str:
     return f'{text}{head}\noutput("B", "T", {vocabulary})\n'
 
 
-def rows(options: Options) -> list[Row]:
+def rows(options: Options, biases: Callable[[Options], _Biases]) -> list[Row]:
     """Their names, ours, and the order of axes."""
     headed = options["architecture"].endswith("ForCausalLM")
     return [
         Row("embed_tokens.weight", ("tokens.weight",)),
-        *(row for run in _runs(options) for row in _run_rows(options, run)),
+        *(row for run in _runs(options) for row in _run_rows(run, biases(options))),
         Row("norm.weight", ("norm.weight",)),
         *([Row("lm_head.weight", ("head.weight",), head=True)] if headed else []),
     ]
 
 
-def _run_rows(options: Options, run: _Run) -> list[Row]:
-    inward, outward, forward = _biases(options)
-    found = []
+def _run_rows(run: _Run, biases: _Biases) -> list[Row]:
+    rows = []
     for i, layer in enumerate(run.layers):
         theirs, ours = f"layers.{layer}", f"{run.mark}{i}"
-        found += [
+        rows += [
             Row(f"{theirs}.input_layernorm.weight", (f"attention_norm{ours}.weight",)),
             *(row for p in "qkv"
-              for row in affine(f"{theirs}.self_attn.{p}_proj", f"attention{ours}.{p}_proj", bias=inward)),
-            *affine(f"{theirs}.self_attn.o_proj", f"attention{ours}.o_proj", bias=outward),
+              for row in affine(f"{theirs}.self_attn.{p}_proj", f"attention{ours}.{p}_proj", bias=biases.inward)),
+            *affine(f"{theirs}.self_attn.o_proj", f"attention{ours}.o_proj", bias=biases.outward),
             Row(f"{theirs}.post_attention_layernorm.weight", (f"ffn_norm{ours}.weight",)),
             *(row for p in ("gate", "up", "down")
-              for row in affine(f"{theirs}.mlp.{p}_proj", f"ffn{ours}.{p}", bias=forward)),
+              for row in affine(f"{theirs}.mlp.{p}_proj", f"ffn{ours}.{p}", bias=biases.forward)),
         ]  # fmt: skip
-    return found
+    return rows
 
 
 def _described(plan: Plan, title: str) -> dict[str, Any]:
@@ -453,7 +464,7 @@ def _describe_qwen2(plan: Plan) -> dict[str, Any]:
 
 
 def _family(
-    model_type: str, title: str, settings: Any, describe: Any, *, older: str = "", **more: Any
+    model_type: str, title: str, settings: Any, biases: Any, describe: Any, *, older: str = "", **more: Any
 ) -> Family:
     """``older``: what files from before the class had its present name call it."""
     names = (f"{title}ForCausalLM", f"{title}Model")
@@ -464,8 +475,8 @@ def _family(
         base_architectures=frozenset(names[1:]),
         default_architecture=names[0],
         settings=settings,
-        definition=definition,
-        rows=rows,
+        definition=partial(definition, biases=biases),
+        rows=partial(rows, biases=biases),
         layers=lambda options: options["num_hidden_layers"],
         describe=describe,
         written=frozenset(["max_position_embeddings"]),
@@ -478,8 +489,18 @@ def _family(
 
 
 LLAMA = _family(
-    "llama", "Llama", LLAMA_SETTINGS, _describe_llama, older="LLaMAForCausalLM", strangers=_no_llama
+    "llama",
+    "Llama",
+    LLAMA_SETTINGS,
+    _llama_biases,
+    _describe_llama,
+    older="LLaMAForCausalLM",
+    strangers=_no_llama,
 )
-MISTRAL = _family("mistral", "Mistral", MISTRAL_SETTINGS, _describe_mistral, strangers=_no_mistral)
-MINISTRAL = _family("ministral", "Ministral", MINISTRAL_SETTINGS, _describe_ministral, strangers=_no_window)
-QWEN2 = _family("qwen2", "Qwen2", QWEN2_SETTINGS, _describe_qwen2)
+MISTRAL = _family(
+    "mistral", "Mistral", MISTRAL_SETTINGS, _no_biases, _describe_mistral, strangers=_no_mistral
+)
+MINISTRAL = _family(
+    "ministral", "Ministral", MINISTRAL_SETTINGS, _no_biases, _describe_ministral, strangers=_no_window
+)
+QWEN2 = _family("qwen2", "Qwen2", QWEN2_SETTINGS, _qwen2_biases, _describe_qwen2)
