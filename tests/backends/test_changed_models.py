@@ -240,6 +240,13 @@ REASONS = {
 }
 
 
+def test_how_a_layer_prints_itself_is_none_of_its_settings(recwarn):
+    model, engine = made()
+    model.norm.extra_repr = lambda: "the last norm"
+    same(engine, model)
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("change", REASONS)
 def test_other_layers_are_called_and_that_is_said_once(change, when):

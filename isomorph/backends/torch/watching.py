@@ -26,7 +26,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from isomorph.backends.engine import is_patched
 from isomorph.backends.torch.kernels import is_marked
-from isomorph.backends.torch.layers import layer
+from isomorph.backends.torch.layers import OperatorModule, layer
 from isomorph.backends.torch.network import Network
 from isomorph.plan import Plan
 
@@ -173,23 +173,30 @@ class Part(NamedTuple):
     Attributes:
         path: where it is.
         kind: its class.
-        settings: what it says of itself.
+        settings: what it computes with beside its parameters, by attribute.
         parameters: shapes by name, None for an absent one.
     """
 
     path: str
     kind: type[nn.Module]
-    settings: str
+    settings: dict[str, Any]
     parameters: tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
 def expected_parts(plan: Plan) -> list[Part]:
     """Every module of a network of this plan."""
-    found = []
-    for node in plan.nodes:
-        for path, module in layer(node.operator).named_modules(prefix=node.name, remove_duplicate=False):
-            found.append(Part(path, type(module), module.extra_repr(), _shapes(module)))
-    return found
+    return [
+        Part(path, type(module), _settings(module), _shapes(module))
+        for node in plan.nodes
+        for path, module in layer(node.operator).named_modules(prefix=node.name, remove_duplicate=False)
+    ]
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The operator of a module that runs one; the public attributes of a native layer."""
+    if isinstance(module, OperatorModule):
+        return {"_operator": module._operator}
+    return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
 
 
 def _shapes(module: nn.Module) -> tuple[tuple[str, tuple[int, ...] | None], ...]:
@@ -211,9 +218,9 @@ def departure(network: Network, expected: list[Part]) -> str:
             module = network.get_submodule(part.path)
         except AttributeError:
             return f"{part.path} is not there"
-        found = _other_part(module, part)
-        if found:
-            return f"{part.path} {found}"
+        difference = _other_part(module, part)
+        if difference:
+            return f"{part.path} {difference}"
     for kind in dict.fromkeys(map(type, network.modules())):
         if is_patched(kind, _COMPUTING):
             return f"the class {kind.__name__} computes with a function that was put on it"
@@ -228,7 +235,8 @@ def _other_part(module: nn.Module, part: Part) -> str:
         return f"is {type(module).__name__} and not {part.kind.__name__}"
     if dict(_shapes(module)) != dict(part.parameters):
         return "has other parameters"
-    return "has other settings" if module.extra_repr() != part.settings else ""
+    settings = {name: vars(module).get(name) for name in part.settings}
+    return "has other settings" if settings != part.settings else ""
 
 
 def _other_parameters(network: Network) -> str:
