@@ -11,7 +11,11 @@ D model width.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
+
+from isomorph.dimensions import show_shape
+from isomorph.errors import IsomorphError
 
 Tensor = Any
 """A backend's array: ``numpy.ndarray``, ``torch.Tensor``, ``jax.Array`` or a traced value."""
@@ -177,3 +181,29 @@ class Primitives(Protocol):
         as for :meth:`cos_sin`. More positions than rows are E_RUNTIME.
         """
         ...
+
+
+# -- what they refuse -----------------------------------------------------------------------------
+
+
+def outside_table(found: int, rows: int) -> IsomorphError:
+    """The error for an id that a table of ``rows`` rows does not have."""
+    hint = f"ids run from 0 to {rows - 1}" if rows else "the table is empty"
+    return IsomorphError("E_RUNTIME", f"id {found} is outside a table of {rows} rows", hints=[hint])
+
+
+def no_elements(reduction: str, axis: int, shape: Iterable[int]) -> IsomorphError:
+    """The error for a mean or maximum over an axis of no elements."""
+    return IsomorphError(
+        "E_RUNTIME",
+        f"{reduction} over axis {axis} of a tensor {show_shape(shape)}: there are no elements",
+        hints=["give an input with at least one element along that axis"],
+    )
+
+
+def outside_axis(axis: int, start: int, stop: int | None, shape: Iterable[int]) -> IsomorphError:
+    """The error for a range that an axis does not have."""
+    ends = f"{start}:" if stop is None else f"{start}:{stop}"
+    return IsomorphError(
+        "E_RUNTIME", f"elements {ends} are outside axis {axis} of a tensor {show_shape(shape)}"
+    )

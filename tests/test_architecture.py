@@ -24,25 +24,27 @@ MAY_IMPORT = {
     "paths": {"errors"},
     "initializers": {"errors"},
     "dimensions": set(),
-    "primitives": set(),
+    "primitives": {"dimensions", "errors"},
     "writing": {"errors", "paths"},
     "language": FOUNDATION,
     "operators": FOUNDATION,
     "ops": FOUNDATION | {"language", "operators"},
     "resolver": FOUNDATION | {"language", "operators"},
     "plan": FOUNDATION | {"operators", "resolver"},
+    "trace": FOUNDATION | {"operators", "plan"},
+    "lowering": FOUNDATION | {"plan", "trace"},
     "weights": FOUNDATION | {"plan"},
-    "backends": FOUNDATION | {"operators", "plan", "weights"},
+    "backends": FOUNDATION | {"lowering", "operators", "plan", "trace", "weights"},
     "reference": FOUNDATION | {"backends"},
     "nnx": FOUNDATION | {"backends"},
     "linen": FOUNDATION | {"backends"},
     "torch": FOUNDATION | {"agreement", "backends", "plan"},
     "flax": FOUNDATION | {"backends", "operators", "plan", "weights"},
-    "generation": FOUNDATION | {"backends", "plan", "weights"},
+    "generation": FOUNDATION | {"backends", "lowering", "plan", "trace", "weights"},
     "checkpoints": FOUNDATION | {"backends", "generation", "operators", "plan", "weights"},
     "training": FOUNDATION | {"backends", "plan", "weights"},
-    "display": FOUNDATION | {"backends", "operators", "plan"},
-    "agreement": FOUNDATION | {"backends", "display", "operators", "plan", "weights"},
+    "display": FOUNDATION | {"operators", "plan", "trace"},
+    "agreement": FOUNDATION | {"backends", "display", "operators", "plan", "trace", "weights"},
     "testing": {"agreement"},
     "source_code": FOUNDATION | {"backends", "display", "operators", "plan", "weights"},
 }
@@ -58,6 +60,8 @@ STANDARD_ONLY = (
     "operators",
     "resolver",
     "plan",
+    "trace",
+    "lowering",
 )
 FRAMEWORKS = {"torch", "jax", "flax", "optax", "numpy", "onnx", "onnxscript", "onnxruntime"}
 
@@ -341,8 +345,8 @@ def test_the_core_loads_no_framework(statement: str) -> None:
     assert not loaded & (FRAMEWORKS | {"safetensors", "typer", "rich", "click", "ml_dtypes", "scipy"})
 
 
-def test_the_trace_backend_needs_no_framework() -> None:
-    assert "torch" not in loaded_after("import isomorph.backends.trace")
+def test_a_trace_needs_no_framework() -> None:
+    assert "torch" not in loaded_after("import isomorph.trace")
 
 
 def test_every_public_name_has_a_home() -> None:

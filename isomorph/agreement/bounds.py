@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from isomorph.agreement.rounding import RUNS, evaluate_rounded
 from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.backends.reference.build import ReferenceNetwork
-from isomorph.backends.trace.build import parameter_rows, trace
-from isomorph.backends.trace.program import Program
 from isomorph.plan import Node, Plan
 from isomorph.primitives import Primitives
+from isomorph.trace.build import parameter_rows, trace
+from isomorph.trace.program import Program
 
 Array = NDArray[Any]
 

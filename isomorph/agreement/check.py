@@ -9,13 +9,13 @@ from typing import Any
 from isomorph.agreement.compare import Comparison, compare_gradients, compare_outputs
 from isomorph.agreement.samples import sample_sizes
 from isomorph.backends.available import Harness, available, load
-from isomorph.backends.trace.build import trace
 from isomorph.display.page import docstring, operator_page, resolve_example
 from isomorph.errors import IsomorphError, shorten
 from isomorph.operators import catalogue
 from isomorph.operators.declare import Operator
 from isomorph.operators.pattern import Signature
 from isomorph.plan import Plan
+from isomorph.trace.build import trace
 
 
 @dataclass

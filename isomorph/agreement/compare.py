@@ -11,9 +11,9 @@ from isomorph.agreement.bounds import gradient_bound, numeric_bound, value_bound
 from isomorph.agreement.samples import order_one_weights, rounded, sample_inputs, sample_sizes
 from isomorph.backends.available import REFERENCE, Gradients, Harness, load, preferred
 from isomorph.backends.reference.differences import directional_derivative
-from isomorph.backends.trace.build import trace
 from isomorph.dimensions import evaluate
 from isomorph.plan import Plan
+from isomorph.trace.build import trace
 
 Array = np.ndarray[Any, Any]
 

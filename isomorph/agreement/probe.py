@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isomorph.agreement.samples import rounded, sample_inputs
-from isomorph.backends.trace.build import trace
-from isomorph.backends.trace.program import Program, Step
 from isomorph.plan import Plan
+from isomorph.trace.build import trace
+from isomorph.trace.program import Program, Step
 
 Array = np.ndarray[Any, Any]
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from isomorph.backends.available import Noise
-from isomorph.backends.holder import Holder, evaluate, with_ties
-from isomorph.backends.trace.program import Program, Step
 from isomorph.plan import Plan
+from isomorph.plan.holder import Holder, evaluate, with_ties
 from isomorph.primitives import Primitives, Tensor
+from isomorph.trace.program import Program, Step
 
 RUNS = 3
 """How many times a network is moved."""

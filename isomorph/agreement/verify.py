@@ -21,10 +21,10 @@ from isomorph.agreement.probe import probe
 from isomorph.agreement.rounding import RUNS, evaluate_rounded
 from isomorph.agreement.samples import sample_inputs, sample_sizes
 from isomorph.backends.available import REFERENCE, Gradients, Harness, available, load, preferred
-from isomorph.backends.trace.build import sizes_with
 from isomorph.display.memory import available_bytes, verification_bytes
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
+from isomorph.trace.build import sizes_with
 from isomorph.weights.initial import check_seed, numpy_dtype
 
 Array = np.ndarray[Any, Any]

@@ -5,7 +5,7 @@ Knows no framework: a tensor is anything with ``.shape`` and ``.dtype``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, NoReturn
 
@@ -286,26 +286,3 @@ def _within(size: Any, low: int, high: float) -> bool:
 def dtype_name(dtype: Any) -> str:
     """A dtype's bare name, ``float32``, whichever framework it comes from."""
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
-
-
-def outside_table(found: int, rows: int) -> IsomorphError:
-    """The error for an id that a table of ``rows`` rows does not have."""
-    hint = f"ids run from 0 to {rows - 1}" if rows else "the table is empty"
-    return IsomorphError("E_RUNTIME", f"id {found} is outside a table of {rows} rows", hints=[hint])
-
-
-def no_elements(reduction: str, axis: int, shape: Iterable[int]) -> IsomorphError:
-    """The error for a mean or maximum over an axis of no elements."""
-    return IsomorphError(
-        "E_RUNTIME",
-        f"{reduction} over axis {axis} of a tensor {show_shape(shape)}: there are no elements",
-        hints=["give an input with at least one element along that axis"],
-    )
-
-
-def outside_axis(axis: int, start: int, stop: int | None, shape: Iterable[int]) -> IsomorphError:
-    """The error for a range that an axis does not have."""
-    ends = f"{start}:" if stop is None else f"{start}:{stop}"
-    return IsomorphError(
-        "E_RUNTIME", f"elements {ends} are outside axis {axis} of a tensor {show_shape(shape)}"
-    )

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from isomorph.backends.trace.derived import Weight
-from isomorph.backends.trace.rewrite import Op, Rewritten
+from isomorph.lowering.derived import Weight
+from isomorph.lowering.rewrite import Op, Rewritten
 
 PATH_MARK = "  # "
 """What stands between a line of a source and the path of the operator that it belongs to."""

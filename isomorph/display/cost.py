@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from isomorph.backends.trace.build import trace
-from isomorph.backends.trace.program import Program, Step
 from isomorph.plan import DTYPE_BYTES, Node, Plan
+from isomorph.trace.build import trace
+from isomorph.trace.program import Program, Step
 
 _OTHER_BYTES = {"int64": 8, "int32": 4, "bool": 1}
 

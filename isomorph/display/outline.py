@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from isomorph.backends.trace.build import sizes_with
 from isomorph.dimensions import affine, show_shape
 from isomorph.display.folding import Repeat, fold
 from isomorph.display.naming import name_span
+from isomorph.trace.build import sizes_with
 
 if TYPE_CHECKING:
     from isomorph.operators.declare import Argument

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from isomorph.backends.trace.build import sizes_with, trace_operator
-from isomorph.backends.trace.program import Program, Step
 from isomorph.dimensions import evaluate, symbols_of
 from isomorph.display.naming import listed, name_ranges
 from isomorph.errors import IsomorphError, shorten
+from isomorph.trace.build import sizes_with, trace_operator
+from isomorph.trace.program import Program, Step
 
 if TYPE_CHECKING:
     from isomorph.operators.declare import Operator
@@ -109,7 +109,7 @@ def attention_nodes(plan: Plan, sizes: Mapping[str, int] | None = None) -> list[
 
     Args:
         plan: the network.
-        sizes: symbol values; for those left out see :func:`isomorph.backends.trace.build.sizes_with`.
+        sizes: symbol values; for those left out see :func:`isomorph.trace.build.sizes_with`.
 
     Raises:
         IsomorphError: E_ARGUMENT for an unknown symbol or a value outside its bound.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from isomorph.backends.trace.build import trace
-from isomorph.backends.trace.program import Program, Step
 from isomorph.dimensions import affine, show_shape, symbol
+from isomorph.trace.build import trace
+from isomorph.trace.program import Program, Step
 
 if TYPE_CHECKING:
     from isomorph.plan import Plan

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
-from isomorph.backends.decoding import Layout, Narrowing
-from isomorph.backends.trace.program import Program
 from isomorph.dimensions import Affine, show_shape, symbols_of
 from isomorph.errors import IsomorphError
 from isomorph.generation.positions import LENGTHS, Followed, probed, sizes_of, unfit
+from isomorph.lowering.layout import Layout, Narrowing
 from isomorph.plan import Node, Plan
+from isomorph.trace.program import Program
 
 _INTEGERS = ("int64", "int32")
 

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from isomorph.backends.available import part_for
-from isomorph.backends.decoding import Array, DecodingBackend, Layout
+from isomorph.backends.decoding import Array, DecodingBackend
 from isomorph.errors import IsomorphError, shorten
 from isomorph.generation.decoding_layout import decoding_layout
 from isomorph.generation.sampling import Chooser
 from isomorph.generation.settings import GenerationSettings, Options, check_count, unfollowed_text
+from isomorph.lowering.layout import Layout
+from isomorph.primitives import outside_table
 
 PREFILL_CHUNK = 512
 """How many positions of a prompt are computed at a time."""
@@ -258,8 +260,6 @@ def read_prompt(ids: Any, mask: Any, vocabulary: int) -> Prompt:
     given = np.full((len(rows), T), _FILL, dtype=np.int64)
     for row, some in zip(given, rows, strict=True):
         if some.dtype == np.uint64 and (some > _LARGEST).any():  # else it would come out negative
-            from isomorph.backends.contract import outside_table
-
             raise outside_table(int(some.max()), vocabulary or _LARGEST)
         row[T - len(some) :] = some
     pads = np.array([T - len(row) for row in rows], dtype=np.int64)
@@ -279,8 +279,6 @@ def read_prompt(ids: Any, mask: Any, vocabulary: int) -> Prompt:
     batch = np.where(np.arange(T) < pads[:, None], _FILL, given)
     outside = (batch < 0) | (batch >= vocabulary)
     if vocabulary and outside.any():
-        from isomorph.backends.contract import outside_table
-
         raise outside_table(int(batch[outside][0]), vocabulary)
     return Prompt(batch, pads, given)
 
@@ -409,7 +407,5 @@ def _run(text: _Text) -> Iterator[Array]:
 def _known(ids: Array, layout: Layout) -> Array:
     """Ids to read next; E_RUNTIME when the network scores an id that it has no row for."""
     if layout.vocabulary and ids.max() >= layout.vocabulary:
-        from isomorph.backends.contract import outside_table
-
         raise outside_table(int(ids.max()), layout.vocabulary)
     return ids

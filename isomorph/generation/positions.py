@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from isomorph.backends.trace.probing import trace_ids
-from isomorph.backends.trace.program import Program, Step
 from isomorph.dimensions import Affine, evaluate, symbols_of
 from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
+from isomorph.trace.probing import trace_ids
+from isomorph.trace.program import Program, Step
 
 LENGTHS = (89, 97)
 _ROWS = (3, 5)

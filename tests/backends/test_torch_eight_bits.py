@@ -15,7 +15,7 @@ from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")
 from isomorph.backends.torch import eight_bits  # noqa: E402
-from isomorph.backends.trace.derived import Parameter  # noqa: E402
+from isomorph.lowering.derived import Parameter  # noqa: E402
 
 TEXT = "h = feed_forward(128)\nh = add(x, h)\nattention(h, 4)\nlinear(40)"
 CPU = torch.device("cpu")

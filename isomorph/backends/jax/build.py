@@ -12,12 +12,13 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from isomorph.backends.contract import DTYPE_KINDS, InputContracts, dtype_name, outside_table
-from isomorph.backends.holder import evaluate
+from isomorph.backends.contract import DTYPE_KINDS, InputContracts, dtype_name
 from isomorph.backends.jax.initial import Fill, drawing
 from isomorph.backends.jax.layers import Place, places
 from isomorph.errors import IsomorphError, shorten
 from isomorph.plan import Node, Parameter, Plan
+from isomorph.plan.holder import evaluate
+from isomorph.primitives import outside_table
 
 
 def _full(shape: tuple[int, ...], value: Any, dtype: str, like: Any) -> jax.Array:

@@ -19,7 +19,6 @@ from jax import numpy as jnp
 
 from isomorph.backends.decoding import (
     Decoder,
-    Layout,
     Memory,
     RememberingPrimitives,
     check_contracts,
@@ -30,6 +29,7 @@ from isomorph.backends.decoding import (
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.attention import attend
 from isomorph.backends.jax.build import KINDS, PreparedPlan, no_array, require_x64
+from isomorph.lowering.layout import Layout
 from isomorph.operators.declare import Operator
 from isomorph.plan import Plan
 

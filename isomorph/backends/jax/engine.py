@@ -2,7 +2,7 @@
 
 While JAX traces the engine for some sizes, the plan is traced at them and its rewritten program is run on JAX's
 values, so that JAX keeps one compiled function for each set of sizes. Weights are derived once and passed as
-arguments. See :mod:`isomorph.backends.trace.rewrite` for what is rewritten.
+arguments. See :mod:`isomorph.lowering.rewrite` for what is rewritten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from jax import numpy as jnp
 from jax.core import Tracer
 
 from isomorph.backends.contract import DTYPE_KINDS
-from isomorph.backends.decoding import Layout
 from isomorph.backends.engine import compose, defined, tables_read
 from isomorph.backends.jax import primitives, writer
 from isomorph.backends.jax.build import PreparedPlan, broadcasting, require_x64
@@ -33,11 +32,12 @@ from isomorph.backends.jax.engine_decoding import EngineSteps
 from isomorph.backends.jax.engine_weights import Held, Kept, collect, made_of
 from isomorph.backends.jax.writer import JaxWriter
 from isomorph.backends.large_pages import Uses, in_large_pages
-from isomorph.backends.trace import derived
-from isomorph.backends.trace.build import trace
-from isomorph.backends.trace.derived import Weight
-from isomorph.backends.trace.rewrite import rewritten
 from isomorph.errors import IsomorphError
+from isomorph.lowering import derived
+from isomorph.lowering.derived import Weight
+from isomorph.lowering.layout import Layout
+from isomorph.lowering.rewrite import rewritten
+from isomorph.trace.build import trace
 
 Tensor = jax.Array
 MOST_SHAPES = 64

@@ -8,16 +8,17 @@ from typing import Any
 import jax
 from jax import lax
 
-from isomorph.backends.decoding import Layout, symbol_sizes
+from isomorph.backends.decoding import symbol_sizes
 from isomorph.backends.engine import compose, defined
 from isomorph.backends.jax import writer
 from isomorph.backends.jax.build import KINDS, broadcasting
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
 from isomorph.backends.jax.engine_weights import Kept, collect
 from isomorph.backends.jax.writer import JaxWriter
-from isomorph.backends.trace.derived import Weight
-from isomorph.backends.trace.rewrite import Rewritten
-from isomorph.backends.trace.steps import fixed_program, rows_at, step_programs
+from isomorph.lowering.derived import Weight
+from isomorph.lowering.layout import Layout
+from isomorph.lowering.rewrite import Rewritten
+from isomorph.lowering.steps import fixed_program, rows_at, step_programs
 
 Tensor = jax.Array
 

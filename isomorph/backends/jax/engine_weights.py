@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from isomorph.backends.trace import derived
-from isomorph.backends.trace.derived import Weight
-from isomorph.backends.trace.rewrite import Rewritten
+from isomorph.lowering import derived
+from isomorph.lowering.derived import Weight
+from isomorph.lowering.rewrite import Rewritten
 
 Tensor = jax.Array
 

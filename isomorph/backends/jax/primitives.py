@@ -25,9 +25,9 @@ from jax import lax
 from jax import numpy as jnp
 from jax.core import Tracer
 
-from isomorph.backends.contract import no_elements, outside_axis, outside_table
 from isomorph.backends.jax.arithmetic import PRECISION, Tensor, is_open, over, widened
 from isomorph.backends.jax.attention import attention as attention  # one of the primitives
+from isomorph.primitives import no_elements, outside_axis, outside_table
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -14,9 +14,9 @@ from isomorph.backends.jax import attention, primitives
 from isomorph.backends.jax.arithmetic import PRECISION
 from isomorph.backends.jax.compiling import known_options
 from isomorph.backends.jax.engine_weights import Kept
-from isomorph.backends.trace import derived
-from isomorph.backends.trace.derived import Weight
-from isomorph.backends.trace.rewrite import Op, Rewritten
+from isomorph.lowering import derived
+from isomorph.lowering.derived import Weight
+from isomorph.lowering.rewrite import Op, Rewritten
 
 Tensor = jax.Array
 

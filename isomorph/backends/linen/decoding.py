@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from isomorph.backends.decoding import Layout
 from isomorph.backends.jax import decoding
 from isomorph.backends.jax.decoding import Array, CompiledLayout, JaxDecoder, Layers, like, slots, to_numpy
 from isomorph.backends.linen.build import Network
@@ -14,6 +13,7 @@ from isomorph.backends.linen.build import build as unbound
 from isomorph.backends.linen.layers import PRIMITIVES, calling
 from isomorph.backends.linen.weights import variables
 from isomorph.errors import IsomorphError, shorten
+from isomorph.lowering.layout import Layout
 from isomorph.plan import Plan
 
 if TYPE_CHECKING:

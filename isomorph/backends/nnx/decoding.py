@@ -8,12 +8,12 @@ from typing import Any
 
 from flax import nnx
 
-from isomorph.backends.decoding import Layout
 from isomorph.backends.jax import decoding
 from isomorph.backends.jax.decoding import Array, CompiledLayout, JaxDecoder, Layers, like, slots, to_numpy
 from isomorph.backends.nnx.build import Network, build
 from isomorph.backends.nnx.layers import PRIMITIVES, OperatorModule, calling
 from isomorph.errors import IsomorphError, shorten
+from isomorph.lowering.layout import Layout
 from isomorph.plan import Plan
 
 __all__ = ["build", "inputs", "like", "plan_of", "slots", "start", "to_numpy"]

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from isomorph.backends.available import Evaluation
 from isomorph.backends.contract import DTYPE_KINDS, InputContracts
-from isomorph.backends.holder import Holder, Observer, evaluate, with_ties
 from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.backends.reference.layers import to_float64
 from isomorph.plan import Plan
+from isomorph.plan.holder import Holder, Observer, evaluate, with_ties
 from isomorph.primitives import Primitives
 from isomorph.weights.convert import owned_weights, to_array
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from isomorph.backends.holder import Holder
 from isomorph.backends.reference import primitives
 from isomorph.operators.declare import Operator
+from isomorph.plan.holder import Holder
 from isomorph.primitives import Primitives
 
 _PRIMITIVES: Primitives = primitives

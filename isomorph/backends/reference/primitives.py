@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isomorph.backends.contract import no_elements, outside_axis, outside_table
 from isomorph.backends.reference.error_function import erf
+from isomorph.primitives import no_elements, outside_axis, outside_table
 
 Array = NDArray[Any]
 

@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from isomorph.backends.decoding import (
     Decoder,
-    Layout,
     RememberingPrimitives,
     check_contracts,
     run_fixed,
@@ -33,6 +32,7 @@ from isomorph.backends.torch.network import KINDS, Network, no_tensor
 from isomorph.backends.torch.weights import to_numpy as tensor_to_numpy
 from isomorph.backends.torch.weights import to_tensor, unwrap
 from isomorph.errors import IsomorphError
+from isomorph.lowering.layout import Layout
 from isomorph.operators.declare import Operator
 from isomorph.plan import Plan
 

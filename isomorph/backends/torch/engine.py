@@ -1,7 +1,7 @@
 """Prepared inference in PyTorch: a plan's rewritten program as one function of tensors.
 
 The function is written for the sizes of the inputs at hand and kept for the next call with the same ones.
-Weights are derived and packed once. See :mod:`isomorph.backends.trace.rewrite` for what is rewritten.
+Weights are derived and packed once. See :mod:`isomorph.lowering.rewrite` for what is rewritten.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from isomorph.backends.torch.store import Store
 from isomorph.backends.torch.watching import Watch, departure, expected_parts, in_evaluation
 from isomorph.backends.torch.weights import unwrap
 from isomorph.backends.torch.writer import TorchWriter, eager
-from isomorph.backends.trace.build import trace
-from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
 from isomorph.errors import IsomorphError
+from isomorph.lowering.rewrite import Op, Rewritten, rewritten
+from isomorph.trace.build import trace
 
 __all__ = ["Engine", "prepare", "prepare_training"]
 

@@ -7,15 +7,16 @@ from contextlib import suppress
 
 import torch
 
-from isomorph.backends.decoding import Decoder, Layout, run_fixed, symbol_sizes
+from isomorph.backends.decoding import Decoder, run_fixed, symbol_sizes
 from isomorph.backends.engine import compose, defined
 from isomorph.backends.torch.cache import Array, TorchMemory, to_scores
 from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
 from isomorph.backends.torch.network import KINDS
 from isomorph.backends.torch.watching import in_evaluation
 from isomorph.backends.torch.writer import TorchWriter, eager, times_of_one_row
-from isomorph.backends.trace.rewrite import Rewritten
-from isomorph.backends.trace.steps import step_programs
+from isomorph.lowering.layout import Layout
+from isomorph.lowering.rewrite import Rewritten
+from isomorph.lowering.steps import step_programs
 
 Tensor = torch.Tensor
 Function = Callable[..., tuple[Tensor, ...]]

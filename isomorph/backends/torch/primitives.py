@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from isomorph.backends.contract import no_elements, outside_axis, outside_table
 from isomorph.errors import IsomorphError
+from isomorph.primitives import no_elements, outside_axis, outside_table
 
 Tensor = torch.Tensor
 HALVES = (torch.bfloat16, torch.float16)

@@ -9,8 +9,8 @@ import torch
 
 from isomorph.backends.torch import eight_bits, kernels
 from isomorph.backends.torch.network import Network
-from isomorph.backends.trace import derived
-from isomorph.backends.trace.derived import Weight
+from isomorph.lowering import derived
+from isomorph.lowering.derived import Weight
 
 Tensor = torch.Tensor
 

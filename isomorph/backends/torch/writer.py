@@ -11,16 +11,16 @@ from torch.nn import functional
 from isomorph.backends.engine import Read, Writer, keywords, shape_text
 from isomorph.backends.torch import eight_bits, kernels, primitives
 from isomorph.backends.torch.store import Store
-from isomorph.backends.trace import derived
-from isomorph.backends.trace.derived import Weight
-from isomorph.backends.trace.flatten import flattened, split_gelus
-from isomorph.backends.trace.rewrite import Op, Rewritten
+from isomorph.lowering import derived
+from isomorph.lowering.derived import Weight
+from isomorph.lowering.flatten import flattened, split_gelus
+from isomorph.lowering.rewrite import Op, Rewritten
 
 Tensor = torch.Tensor
 
 
 def eager(program: Rewritten, store: Store, times: int = 1) -> Rewritten:
-    """A program as it is best called step by step; see :func:`~isomorph.backends.trace.flatten.flattened`."""
+    """A program as it is best called step by step; see :func:`~isomorph.lowering.flatten.flattened`."""
     if store.device.type != "cpu":
         return program
     flat = flattened(program, times)
@@ -238,7 +238,7 @@ class TorchWriter(Writer):
 
 
 def split_gelu(u: Tensor) -> Tensor:
-    """See :func:`isomorph.backends.trace.flatten.split_gelus`."""
+    """See :func:`isomorph.lowering.flatten.split_gelus`."""
     return torch.addcmul(u, u, torch.erf(u))
 
 

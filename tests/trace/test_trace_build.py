@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import pytest
 
-from isomorph.backends.trace.build import parameter_rows, sizes_with, trace, trace_operator
 from isomorph.errors import IsomorphError
 from isomorph.operators import catalogue
 from isomorph.operators.attention import Attention
@@ -12,6 +11,7 @@ from isomorph.operators.blocks import TransformerBlock
 from isomorph.operators.declare import Operator, operator
 from isomorph.operators.linear import Linear
 from isomorph.plan.resolve import resolve
+from isomorph.trace.build import parameter_rows, sizes_with, trace, trace_operator
 
 
 def test_one_operator():

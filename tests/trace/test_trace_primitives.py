@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from isomorph.backends.reference import primitives as numpy_primitives
-from isomorph.backends.trace import primitives as F
-from isomorph.backends.trace.program import Program
 from isomorph.errors import IsomorphError
 from isomorph.primitives import Primitives
+from isomorph.trace import primitives as F
+from isomorph.trace.program import Program
 
 # primitive, input shapes, options, operations, longest sum
 CASES = [

@@ -13,8 +13,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from isomorph.backends.contract import no_elements, outside_axis
-from isomorph.backends.trace.program import Shape, TracedTensor
+from isomorph.primitives import no_elements, outside_axis
+from isomorph.trace.program import Shape, TracedTensor
 
 SOFTMAX_FLOPS = 5  # per element: compare, subtract, exp, add to the sum, divide
 SOFTCAP_FLOPS = 3  # divide, tanh, multiply

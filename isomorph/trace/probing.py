@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from isomorph.backends.trace import primitives
-from isomorph.backends.trace.build import record, sizes_with
-from isomorph.backends.trace.program import Program, TracedTensor
 from isomorph.dimensions import Affine, evaluate
 from isomorph.plan import Node, Plan
+from isomorph.trace import primitives
+from isomorph.trace.build import record, sizes_with
+from isomorph.trace.program import Program, TracedTensor
 
 
 class ProbingPrimitives:

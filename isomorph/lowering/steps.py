@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from isomorph.backends.decoding import Layout
-from isomorph.backends.trace.probing import trace_ids
-from isomorph.backends.trace.program import Program
-from isomorph.backends.trace.rewrite import Rewritten, rewritten
 from isomorph.dimensions import evaluate, symbols_of
+from isomorph.lowering.layout import Layout
+from isomorph.lowering.rewrite import Rewritten, rewritten
+from isomorph.trace.probing import trace_ids
+from isomorph.trace.program import Program
 
 
 class StepPrograms(NamedTuple):
@@ -39,7 +39,7 @@ def step_programs(
         length: T.
         sizes: values of the symbols of the further inputs.
         padded: whether rows stand at positions of their own.
-        largest: as in :func:`~isomorph.backends.trace.rewrite.rewritten`.
+        largest: as in :func:`~isomorph.lowering.rewrite.rewritten`.
     """
     whole = _traced(layout, rows, length, sizes, padded)
     last = whole if length == 1 else _traced(layout, rows, 1, sizes, padded)

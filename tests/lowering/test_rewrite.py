@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from isomorph.backends.reference import primitives as reference
-from isomorph.backends.trace import derived
-from isomorph.backends.trace import primitives as F
-from isomorph.backends.trace.derived import Columns, Joined, Parameter, Rows, Scaled, Shifted
-from isomorph.backends.trace.flatten import flattened, split_gelus
-from isomorph.backends.trace.program import Program, TracedTensor
-from isomorph.backends.trace.rewrite import Op, Rewritten, rewritten
+from isomorph.lowering import derived
+from isomorph.lowering.derived import Columns, Joined, Parameter, Rows, Scaled, Shifted
+from isomorph.lowering.flatten import flattened, split_gelus
+from isomorph.lowering.rewrite import Op, Rewritten, rewritten
+from isomorph.trace import primitives as F
+from isomorph.trace.program import Program, TracedTensor
 
 P = Parameter
 erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -102,7 +102,7 @@ def run(
 
 
 class NumPy:
-    """See :class:`isomorph.backends.trace.derived.Arithmetic`."""
+    """See :class:`isomorph.lowering.derived.Arithmetic`."""
 
     def __init__(self, weights: dict[str, Any]) -> None:
         self.parameter = weights.__getitem__

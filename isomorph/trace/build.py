@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from isomorph.backends.holder import Holder, evaluate, with_ties
-from isomorph.backends.trace import primitives
-from isomorph.backends.trace.program import Program, TracedTensor
 from isomorph.dimensions import evaluate as evaluate_dimension
 from isomorph.dimensions import show_shape, symbols_of
 from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.operators.declare import Operator
 from isomorph.plan import Node, Plan
+from isomorph.plan.holder import Holder, evaluate, with_ties
 from isomorph.primitives import Primitives
+from isomorph.trace import primitives
+from isomorph.trace.program import Program, TracedTensor
 
 DEFAULT_BATCH = 1
 DEFAULT_LENGTH = 128

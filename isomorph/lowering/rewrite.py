@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from isomorph.backends.trace.derived import Columns, Joined, Parameter, Rows, Shifted, Weight
-from isomorph.backends.trace.program import Program, Shape
+from isomorph.lowering.derived import Columns, Joined, Parameter, Rows, Shifted, Weight
+from isomorph.trace.program import Program, Shape
 
 ACTIVATIONS = ("gelu", "relu", "silu", "quick_gelu", "tanh", "sigmoid")
 
@@ -26,7 +26,7 @@ class Op:
         kind: a primitive, ``add``, ``subtract``, ``multiply``, or ``heads``.
         inputs: ids of the tensors it reads; those of parameters are in :attr:`Rewritten.parameters`.
         outputs: ids of its results.
-        attributes: as in :class:`isomorph.backends.trace.program.Step`.
+        attributes: as in :class:`isomorph.trace.program.Step`.
         path: the operator that asked for it.
         weight, bias: of a ``linear``, a ``layer_norm`` or an ``rms_norm``.
         activation: of a ``linear``: the primitive that follows it, and its attributes.

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod, sqrt
 
-from isomorph.backends.trace.derived import Scaled
-from isomorph.backends.trace.rewrite import ACTIVATIONS, Op, Rewritten
+from isomorph.lowering.derived import Scaled
+from isomorph.lowering.rewrite import ACTIVATIONS, Op, Rewritten
 
 _ARITHMETIC = ("add", "subtract", "multiply")
 _ANY_RANK = ("reshape", "heads")
