@@ -122,8 +122,8 @@ def _pairs(word: str) -> set[str]:
 
 def did_you_mean(word: object, choices: Iterable[object]) -> list[str]:
     """A hint line for a mistyped word, or none."""
-    found = nearest(word, choices)
-    return [f"did you mean {' or '.join(found)}?"] if found else []
+    words = nearest(word, choices)
+    return [f"did you mean {' or '.join(words)}?"] if words else []
 
 
 def shorten(value: object, width: int = 60) -> str:

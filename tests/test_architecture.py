@@ -237,6 +237,49 @@ def test_circles_are_seen(arrows: dict[str, set[str]], expected: set[frozenset[s
     assert circles(arrows) == expected
 
 
+# -- names ------------------------------------------------------------------------------------------
+
+VAGUE = {"found", "told", "made", "held", "lively"}
+"""They say that there is a result, and not what it is."""
+STILL_VAGUE = ("source_code", "trace", "lowering")
+
+
+def vague_names(tree: ast.AST) -> list[tuple[str, int]]:
+    """Variables, arguments, attributes and functions with such a name, and their lines."""
+    names = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                pass
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ExceptHandler(name=str(name)):
+                pass
+            case ast.alias(asname=str(name)):
+                pass
+            case _:
+                continue
+        names.append((name, getattr(node, "lineno", 0)))
+    return [(name, line) for name, line in names if name.strip("_") in VAGUE]
+
+
+def test_results_are_named_by_what_they_are() -> None:
+    places = {str(path.relative_to(PACKAGE)): path for path in FILES}
+    vague = {
+        f"{place}:{line}: {name}"
+        for place, path in places.items()
+        if not place.startswith(STILL_VAGUE)
+        for name, line in vague_names(ast.parse(path.read_text()))
+    }
+    assert not vague
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["found = 1", "def f(told): pass", "def _held(): pass", "import a as made", "for x, found in y: pass"],
+)
+def test_a_vague_name_is_seen(text: str) -> None:
+    assert vague_names(ast.parse(text))
+
+
 # -- one way to write a result --------------------------------------------------------------------
 
 _WRITERS = {

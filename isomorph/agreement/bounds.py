@@ -104,9 +104,9 @@ def numeric_bound(
     program = trace(plan, network.contracts.check(arrays))
     nodes: list[NodeBound] = []
 
-    def observe(node: Node, taken: tuple[Any, ...], made: tuple[Array, ...]) -> None:
+    def observe(node: Node, taken: tuple[Any, ...], results: tuple[Array, ...]) -> None:
         reduction = program.reduction(node.name)
-        largest = max((_largest(array) for array in made), default=0.0)
+        largest = max((_largest(array) for array in results), default=0.0)
         norms = sum(watched.taken())
         bound = value_bound(reduction, largest, dtype) + EPSILON[dtype] * norms
         nodes.append(NodeBound(node.name, node.operator.name, reduction, largest, norms, bound))

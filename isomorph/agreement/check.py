@@ -78,10 +78,10 @@ def check_operator(
 def _declared(operator: Any) -> type[Operator]:
     """The operator of a name, or a class that is one already."""
     if isinstance(operator, str):
-        found = catalogue.get(operator)
-        if found is None:
+        declared = catalogue.get(operator)
+        if declared is None:
             raise catalogue.unknown(operator)
-        return found
+        return declared
     if isinstance(operator, type) and issubclass(operator, Operator) and hasattr(operator, "identity"):
         return operator
     raise IsomorphError(
@@ -116,13 +116,13 @@ def idle_parameters(plan: Plan, operator: type[Operator]) -> dict[str, bool]:
     for step in reversed(program.steps):
         if needed.intersection(step.outputs):
             needed.update(step.inputs)
-    found: dict[str, bool] = {}
+    idle: dict[str, bool] = {}
     for parameter in plan.parameters:
         node = plan.nodes[parameter.node]
         if node.operator.identity == operator.identity:
             path = parameter.path.removeprefix(f"{node.name}.")
-            found[path] = found.get(path, True) and program.parameters[parameter.path].id not in needed
-    return found
+            idle[path] = idle.get(path, True) and program.parameters[parameter.path].id not in needed
+    return idle
 
 
 def _refuse(operator: type[Operator], what: str, faults: Iterable[Any]) -> None:

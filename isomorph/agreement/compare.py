@@ -72,7 +72,7 @@ def compare_outputs(
         at: values for the symbols, one mapping after the other; all of :func:`sample_sizes` by default.
     """
     dtype = dtype or plan.dtype
-    weights, found = order_one_weights(plan, seed), []
+    weights, comparisons = order_one_weights(plan, seed), []
     for sizes in sample_sizes(plan) if at is None else at:
         inputs = sample_inputs(plan, sizes, seed)
         expected = numeric_bound(plan, weights, inputs, dtype=dtype)
@@ -83,8 +83,8 @@ def compare_outputs(
             for name, array in expected.outputs.items():
                 quantity = " ".join(filter(None, ("output", name))) + where
                 difference = _difference(outputs.get(name), array)
-                found.append(Comparison(example, backend, quantity, difference, expected.summed))
-    return found
+                comparisons.append(Comparison(example, backend, quantity, difference, expected.summed))
+    return comparisons
 
 
 def compare_gradients(
@@ -102,12 +102,12 @@ def compare_gradients(
     given = (problem.weights, problem.inputs, problem.cotangents)
     exact = load(differentiator).gradients(plan, *given, "float64")
     assert exact is not None
-    found = list(problem.against_differences(differentiator, exact, example, seed))
+    comparisons = list(problem.against_differences(differentiator, exact, example, seed))
     for backend, harness in harnesses.items():
         got = harness.gradients(plan, *given, plan.dtype)
         if got is not None:
-            found += problem.against_exact(backend, got, exact, example)
-    return found
+            comparisons += problem.against_exact(backend, got, exact, example)
+    return comparisons
 
 
 class _GradientProblem(NamedTuple):

@@ -20,12 +20,12 @@ def sample_sizes(plan: Plan) -> list[dict[str, int]]:
     """Values for the symbols: small and different; all 1; all 0. Each within what the plan allows."""
     small = {symbol: (2, 5, 3, 4, 6)[i % 5] for i, symbol in enumerate(plan.symbols)}
     wanted = [small, dict.fromkeys(small, 1), dict.fromkeys(small, 0)]
-    found = []
+    choices = []
     for sizes in wanted:
         allowed = {symbol: _within(plan.bounds.get(symbol, Bound()), size) for symbol, size in sizes.items()}
-        if allowed not in found:
-            found.append(allowed)
-    return found
+        if allowed not in choices:
+            choices.append(allowed)
+    return choices
 
 
 def _within(bound: Bound, size: int) -> int:
@@ -44,17 +44,17 @@ def sample_inputs(plan: Plan, sizes: Mapping[str, int], seed: int = 0) -> dict[s
     elements. Floating-point inputs are rounded to the plan's dtype (bfloat16 to float32).
     """
     rng = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, value in plan.inputs:
         shape = tuple(evaluate(size, sizes) for size in plan.values[value].shape)
         dtype = plan.values[value].dtype
         if dtype == "bool":
-            found[name] = _mask(rng, shape)
+            arrays[name] = _mask(rng, shape)
         elif dtype.startswith("int"):
-            found[name] = rng.integers(0, _table_rows(plan, value), size=shape, dtype=dtype)
+            arrays[name] = rng.integers(0, _table_rows(plan, value), size=shape, dtype=dtype)
         else:
-            found[name] = rounded(rng.standard_normal(shape), dtype)
-    return found
+            arrays[name] = rounded(rng.standard_normal(shape), dtype)
+    return arrays
 
 
 def _mask(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -82,13 +82,13 @@ def order_one_weights(plan: Plan, seed: int = 0) -> dict[str, Array]:
     Vectors and tables of vectors are drawn from N(0, 1), other matrices and kernels from N(0, 1/fan_in),
     which keeps activations at order one. Rounded to the plan's dtype (bfloat16 to float32).
     """
-    found = {}
+    weights = {}
     for parameter in plan.parameters:
         rng = np.random.default_rng([seed, zlib.crc32(parameter.path.encode())])
         table = parameter.axes[:1] in (("vocab",), (None,))
         fan_in = 1 if table or len(parameter.shape) < 2 else prod(parameter.shape[1:])
-        found[parameter.path] = rounded(rng.standard_normal(parameter.shape) * fan_in**-0.5, plan.dtype)
-    return found
+        weights[parameter.path] = rounded(rng.standard_normal(parameter.shape) * fan_in**-0.5, plan.dtype)
+    return weights
 
 
 def rounded(array: Array, dtype: str) -> Array:

@@ -225,12 +225,12 @@ class _Problem:
         if slopes is None:
             return
         begun = time.perf_counter()
-        found = self.gradients(harness, self.dtype)
+        gradients = self.gradients(harness, self.dtype)
         seconds = time.perf_counter() - begun
-        if found is not None and slopes.parameters:
+        if gradients is not None and slopes.parameters:
             rows = [
                 self._agreement(
-                    name, "gradients", path, found.parameters.get(path), expected, bounds[path], seconds
+                    name, "gradients", path, gradients.parameters.get(path), expected, bounds[path], seconds
                 )
                 for path, expected in slopes.parameters.items()
             ]

@@ -179,7 +179,7 @@ class InputContracts:
                     self._refuse(index, tensor, f"axis {axis} must be {size}")
             for axis, symbol in plain:
                 if sizes.setdefault(symbol, shape[axis]) != shape[axis]:
-                    self._refuse(index, tensor, f"axis {axis} must be {self._found(symbol, sizes)}")
+                    self._refuse(index, tensor, f"axis {axis} must be {self._size_text(symbol, sizes)}")
         if self._equations:
             self._solve(tensors, sizes)
         for symbol, low, high in self._bounds:
@@ -203,14 +203,14 @@ class InputContracts:
 
     def _limits(self, plan: Plan, solved: tuple[str, ...]) -> tuple[tuple[str, int, float], ...]:
         """(symbol, low, high) for bounded symbols, and for solved ones, which may come out negative."""
-        found = []
+        limits = []
         for symbol in self._origins:
             if symbol in plan.bounds:
                 low, high = plan.bounds[symbol]
-                found.append((symbol, low, inf if high is None else high))
+                limits.append((symbol, low, inf if high is None else high))
             elif symbol in solved:
-                found.append((symbol, 0, inf))
-        return tuple(found)
+                limits.append((symbol, 0, inf))
+        return tuple(limits)
 
     def _order_equations(self) -> tuple[_Equation, ...]:
         """Axes of arithmetic, ordered so that each has at most one symbol that is not known by then."""
@@ -245,14 +245,14 @@ class InputContracts:
             expected = f"axis {axis} must be {self.values[index].shape[axis]!r}"
             if unknown is None:
                 if rest != 0:
-                    where = ", ".join(self._found(symbol, sizes) for symbol, _ in known)
+                    where = ", ".join(self._size_text(symbol, sizes) for symbol, _ in known)
                     self._refuse(index, tensors[index], f"{expected} = {size - rest}, with {where}")
             elif rest % coefficient:
                 self._refuse(index, tensors[index], f"{expected} for an integer {unknown}")
             else:
                 sizes[unknown] = rest // coefficient
 
-    def _found(self, symbol: str, sizes: Mapping[str, int]) -> str:
+    def _size_text(self, symbol: str, sizes: Mapping[str, int]) -> str:
         index, axis = self._origins[symbol]
         return f"{symbol}={sizes[symbol]} (from axis {axis} of {self.names[index]})"
 

@@ -225,5 +225,5 @@ def run_moving(
 
 def _run(node: Node, layers: Mapping[str, Callable[..., Any]], values: dict[int, Any]) -> None:
     result = layers[node.name](*[None if slot is None else values[slot] for slot in node.call_slots])
-    made = result if isinstance(result, tuple) else (result,)
-    values.update(zip(node.outputs, made, strict=True))
+    results = result if isinstance(result, tuple) else (result,)
+    values.update(zip(node.outputs, results, strict=True))

@@ -126,10 +126,10 @@ def _last_uses(program: Rewritten) -> dict[int, list[int]]:
         for tensor in (*op.outputs, *op.reads):
             if tensor not in kept:
                 last[tensor] = index
-    found: dict[int, list[int]] = {}
+    by_index: dict[int, list[int]] = {}
     for tensor, index in last.items():
-        found.setdefault(index, []).append(tensor)
-    return found
+        by_index.setdefault(index, []).append(tensor)
+    return by_index
 
 
 def is_patched(kind: type, names: Sequence[str] = ("__call__",)) -> bool:

@@ -123,14 +123,14 @@ class TrainerFactory(Protocol):
 
 def trained_parameters(plan: Plan) -> list[Parameter]:
     """The parameters that steps change, in order; a tied one once, a frozen one not at all."""
-    found = [parameter for parameter in plan.parameters if parameter.trainable]
-    if not found:
+    parameters = [parameter for parameter in plan.parameters if parameter.trainable]
+    if not parameters:
         raise IsomorphError(
             "E_ARGUMENT",
             "there is nothing to train: the network has no parameters, or all are frozen",
             hints=["trainable=False freezes an operator's parameters"],
         )
-    return found
+    return parameters
 
 
 def is_decayed(parameter: Parameter) -> bool:

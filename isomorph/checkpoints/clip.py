@@ -138,21 +138,21 @@ BOTH: dict[str, Handled | Ignored | Only] = {
 
 def _update(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Older files have a tower's keys in ``text_config_dict`` too; of what it leaves out the default counts."""
-    found = dict(configuration)
+    updated = dict(configuration)
     for group, settings in (("text_config", towers.TEXT), ("vision_config", towers.VISION)):
-        if isinstance(found.get(f"{group}_dict"), dict):
-            older, newer = found.pop(f"{group}_dict"), found.get(group)
+        if isinstance(updated.get(f"{group}_dict"), dict):
+            older, newer = updated.pop(f"{group}_dict"), updated.get(group)
             kept = newer if isinstance(newer, dict) else {}
             kept = {key: value for key, value in kept.items() if not isinstance(settings.get(key), Handled)}
-            found[group] = {**kept, **older}
-    return found
+            updated[group] = {**kept, **older}
+    return updated
 
 
 def _part(options: Options, group: str) -> dict[str, Any]:
     """A tower's options."""
     start = f"{group}."
-    found = {key.removeprefix(start): value for key, value in options.items() if key.startswith(start)}
-    return {**found, "projection_dim": options["projection_dim"]}
+    own = {key.removeprefix(start): value for key, value in options.items() if key.startswith(start)}
+    return {**own, "projection_dim": options["projection_dim"]}
 
 
 def _definition(options: Options) -> str:
@@ -179,7 +179,7 @@ def _definition(options: Options) -> str:
 
 def _rows(options: Options) -> list[Row]:
     halves = [("text", "text_config", towers.text_rows), ("vision", "vision_config", towers.image_rows)]
-    found = [
+    rows = [
         Row("logit_scale", ("logits.logit_scale",), SCALAR),
         *towers.TEXT_PROJECTION,
         *towers.IMAGE_PROJECTION,
@@ -187,8 +187,8 @@ def _rows(options: Options) -> list[Row]:
     for name, group, tower_rows in halves:
         tower = _part(options, group)
         inside = each_layer(tower_rows(tower), tower["num_hidden_layers"])
-        found += [row._replace(theirs=f"{name}_model.{row.theirs}") for row in inside]
-    return found
+        rows += [row._replace(theirs=f"{name}_model.{row.theirs}") for row in inside]
+    return rows
 
 
 def _describe(plan: Plan) -> dict[str, Any]:

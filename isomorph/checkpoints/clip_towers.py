@@ -197,8 +197,8 @@ def _describe_stack(stack: PreNorm) -> dict[str, Any]:
 
 
 def _projected(part: Plan | Part) -> dict[str, Any]:
-    found = [node.operator for node in part.nodes if node.operator.name == "linear"]
-    return {"projection_dim": found[-1].sizes["D_out"]} if found else {}
+    linears = [node.operator for node in part.nodes if node.operator.name == "linear"]
+    return {"projection_dim": linears[-1].sizes["D_out"]} if linears else {}
 
 
 def describe_text(part: Plan | Part) -> dict[str, Any]:

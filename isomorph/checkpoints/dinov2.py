@@ -92,8 +92,8 @@ def problems(options: Options) -> list[str]:
     The peer library arranges the table of positions as a square, whatever the configuration says, and resizes
     it for every image that is not square: no such image meets the table as it is in the file.
     """
-    if found := images.problems(options):
-        return found
+    if problems_of_images := images.problems(options):
+        return problems_of_images
     size = options["image_size"]
     if type(size) is not int and size[0] != size[1]:
         return [f"image_size: expected a square image (the table of positions is one), got {shorten(size)}"]

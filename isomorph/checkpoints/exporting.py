@@ -99,7 +99,7 @@ def export_checkpoint(
             "E_ARGUMENT", f"tokenizer must be a file's bytes or None, got {shorten(tokenizer)}"
         )
     match = recognize(plan)
-    found = {path: to_array(path, array) for path, array in owned_weights(plan, weights).items()}
+    arrays = {path: to_array(path, array) for path, array in owned_weights(plan, weights).items()}
     target = directory_target(directory, "the directory's path")
     text = json.dumps(_configuration(plan, match, notes or {}), indent=2, sort_keys=True) + "\n"
     generation = generation_bytes(notes or {}) if match.family.has_tokens else None
@@ -110,7 +110,7 @@ def export_checkpoint(
             if generation is not None:
                 atomic_write(place / GENERATION, generation)
                 metadata = {**_METADATA, _GENERATION_KEY: sha256(generation).hexdigest()}
-            _write_weights(place, plan, match, found, max_shard_bytes, metadata)
+            _write_weights(place, plan, match, arrays, max_shard_bytes, metadata)
             if pooling := match.options.get("pooling"):
                 write_sentence(place, pooling, match.options["normalize"], match.options["hidden_size"])
             if tokenizer is not None:
@@ -269,13 +269,13 @@ def _bytes(plan: Plan, shape: Sequence[int]) -> int:
 def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     """Names in their order, cut before the one that would make a file too large."""
     shards: list[list[str]] = [[]]
-    held = 0
+    filled = 0
     for name, size in sizes.items():
-        if shards[-1] and held + size > most:
+        if shards[-1] and filled + size > most:
             shards.append([])
-            held = 0
+            filled = 0
         shards[-1].append(name)
-        held += size
+        filled += size
     return shards
 
 

@@ -111,8 +111,8 @@ def _difference(plan: Plan, family: Plan, ours: Node, theirs: Node) -> str:
 def _owners(plan: Plan, node: Node) -> dict[str, tuple[int, str]]:
     """For each tied path of a node its owner's node index and path inside it."""
     index = {each.name: each.index for each in plan.nodes}
-    found = {}
+    owners = {}
     for path, owner in node.tie.items():
         name, _, inner = owner.partition(".")
-        found[path] = (index[name], inner)
-    return found
+        owners[path] = (index[name], inner)
+    return owners

@@ -242,29 +242,29 @@ def _groups(family: Family) -> list[str]:
 
 def _flat(family: Family, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A configuration with the keys of its objects behind their names, and what is wrong with those objects."""
-    groups, found, problems = _groups(family), dict[str, Any](), list[str]()
+    groups, flat, problems = _groups(family), dict[str, Any](), list[str]()
     for key, value in family.update(configuration).items():
         if "." in key and key not in COMMON:
             continue  # it would pass for an object's
         if key not in groups:
-            found[key] = value
+            flat[key] = value
         elif isinstance(value, dict):
-            found |= {f"{key}.{inner}": each for inner, each in value.items()}
+            flat |= {f"{key}.{inner}": each for inner, each in value.items()}
         elif value is not None:
             problems.append(f"{key}: expected an object, got {shorten(value)}")
-    return found, problems
+    return flat, problems
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with its objects as a file has them."""
-    found: dict[str, Any] = {}
+    configuration: dict[str, Any] = {}
     for key, value in flat.items():
         group, dot, inner = key.partition(".")
         if dot:
-            found.setdefault(group, {})[inner] = value
+            configuration.setdefault(group, {})[inner] = value
         else:
-            found[key] = value
-    return found
+            configuration[key] = value
+    return configuration
 
 
 def passed_over(family: Family, configuration: Mapping[str, Any], options: Options) -> list[str]:
@@ -410,15 +410,15 @@ def to_theirs(row: Row, ours: Sequence[np.ndarray]) -> np.ndarray:
 
 def each_layer(rows: Sequence[Row], layers: int) -> list[Row]:
     """The rows with every ``{i}`` replaced by each layer's number."""
-    found = []
+    each = []
     for row in rows:
         if "{i}" not in row.theirs:
-            found.append(row)
+            each.append(row)
             continue
         for i in range(layers):
             ours = tuple(path.replace("{i}", str(i)) for path in row.ours)
-            found.append(row._replace(theirs=row.theirs.replace("{i}", str(i)), ours=ours))
-    return found
+            each.append(row._replace(theirs=row.theirs.replace("{i}", str(i)), ours=ours))
+    return each
 
 
 def affine(theirs: str, ours: str, order: str = SAME, *, bias: bool = True, head: bool = False) -> list[Row]:
@@ -438,10 +438,10 @@ class Part(NamedTuple):
 
 def operators_of(plan: Plan | Part, operator: str) -> list[Any]:
     """Every call of an operator, with its arguments; NotThisFamily when there is none."""
-    found = [node.operator for node in plan.nodes if node.operator.name == operator]
-    if not found:
+    operators = [node.operator for node in plan.nodes if node.operator.name == operator]
+    if not operators:
         raise NotThisFamily(f"it has no {operator}")
-    return found
+    return operators
 
 
 def their_name(choices: Mapping[str, str], ours: str) -> str:

@@ -45,14 +45,14 @@ def local_directory(source: str | bytes | os.PathLike[str] | os.PathLike[bytes])
     text = path_text(source, "the checkpoint's path")
     if not text.startswith(SCHEME):
         return text
-    found = _SOURCE.fullmatch(text[len(SCHEME) :])
-    if found is None or any(mark in text for mark in ("--", "..", "//", "/@")) or text.endswith("/"):
+    match = _SOURCE.fullmatch(text[len(SCHEME) :])
+    if match is None or any(mark in text for mark in ("--", "..", "//", "/@")) or text.endswith("/"):
         raise IsomorphError(
             "E_ARGUMENT",
             f"{shorten(text, 200)} names no model on the hub",
             hints=["expected hf:owner/name or hf:owner/name@revision, as in hf:openai-community/gpt2"],
         )
-    return str(_download(found["name"], found["revision"], _client()))
+    return str(_download(match["name"], match["revision"], _client()))
 
 
 def _client() -> Callable[..., Any]:

@@ -125,13 +125,13 @@ def _family(checkpoint: Checkpoint) -> Family:
 def _named(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the family's present names, without the base model's prefix."""
     prefix = family.prefix + "." if family.prefix else ""
-    found: dict[str, Tensor] = {}
+    named: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         short = family.rename(name.removeprefix(prefix))
-        if short in found:
+        if short in named:
             raise IsomorphError("E_WEIGHTS", f"{tensor.file} holds {shorten(short)} twice, under two names")
-        found[short] = tensor
-    return found
+        named[short] = tensor
+    return named
 
 
 def _options(family: Family, checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
 
 def _pooling(family: Family, checkpoint: Checkpoint, options: Mapping[str, Any]) -> dict[str, Any]:
     """How a sentence's embedding is made, where the directory is one of sentence-transformers."""
-    found = read_sentence(checkpoint.directory, options.get("hidden_size"))
-    if found and not family.sentences:
+    pooling = read_sentence(checkpoint.directory, options.get("hidden_size"))
+    if pooling and not family.sentences:
         raise IsomorphError(
             "E_CHECKPOINT",
             f"{checkpoint.directory / MODULES} asks for embeddings of sentences, "
@@ -211,19 +211,19 @@ def _pooling(family: Family, checkpoint: Checkpoint, options: Mapping[str, Any])
             hints=[f"without {MODULES} the network alone is imported"],
         )
     # Its loader makes the base model, whatever class the configuration names.
-    return {**found, "architecture": family.default_architecture} if found else {}
+    return {**pooling, "architecture": family.default_architecture} if pooling else {}
 
 
 def _without_copies(
     family: Family, options: Mapping[str, Any], tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The tensors with each copy in its original's place; E_WEIGHTS when the two differ."""
-    found = dict(tensors)
+    originals = dict(tensors)
     for copy, original in family.aliases(options).items():
-        if copy not in found:
+        if copy not in originals:
             continue
-        tensor = found.pop(copy)
-        other = found.setdefault(original, tensor)
+        tensor = originals.pop(copy)
+        other = originals.setdefault(original, tensor)
         readable = tensor.dtype in DTYPE_BYTES and other.dtype in DTYPE_BYTES  # others are reported later
         if other is not tensor and readable and not np.array_equal(tensor.read(), other.read()):
             raise IsomorphError(
@@ -231,16 +231,16 @@ def _without_copies(
                 f"{original} and {copy} in {tensor.file} are one tensor in {options['architecture']}, "
                 "but they differ",
             )
-    return found
+    return originals
 
 
 def _dtype(family: Family, tensors: Mapping[str, Tensor]) -> str:
     """The tensors' dtype, or the least that holds all of them exactly."""
-    found = {tensor.dtype for name, tensor in tensors.items() if not _unread(family, name)}
-    found &= DTYPE_BYTES.keys()  # others are reported with their names
-    if len(found) == 1:
-        return found.pop()
-    return "float64" if "float64" in found else "float32"
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if not _unread(family, name)}
+    dtypes &= DTYPE_BYTES.keys()  # others are reported with their names
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    return "float64" if "float64" in dtypes else "float32"
 
 
 def _unread(family: Family, name: str) -> bool:

@@ -58,7 +58,7 @@ def left_lines(family: Family, checkpoint: Checkpoint, options: Options, tensors
         "adapters": adapters_below(directory),
         "other files": others,
     }
-    return [f"left: {what}: {_listed(found)}" for what, found in lines.items() if found]
+    return [f"left: {what}: {_listed(what_is_left)}" for what, what_is_left in lines.items() if what_is_left]
 
 
 def _unfollowed(checkpoint: Checkpoint) -> list[str]:

@@ -244,13 +244,13 @@ def _listed(options: Options, window: int) -> list[tuple[int, int]]:
 
 def problems(options: Options) -> list[str]:
     """What several keys together ask for and the definition cannot say."""
-    found = []
+    texts = []
     for check in (_rope, _runs):
         try:
             check(options)
         except ValueError as problem:
-            found.append(str(problem))
-    return found
+            texts.append(str(problem))
+    return texts
 
 
 def _mixed(configuration: Options, expected: str) -> list[str]:

@@ -62,8 +62,8 @@ def class_names_of(notes: Mapping[str, Any], count: int) -> dict[str, str] | Non
     names = notes.get("id2label")
     if not isinstance(names, dict) or len(names) != count:
         return None
-    found = {str(i): names.get(str(i)) for i in range(count)}
-    made_up = all(name == f"LABEL_{i}" for i, name in found.items())
-    if made_up or not all(isinstance(name, str) for name in found.values()):
+    by_number = {str(i): names.get(str(i)) for i in range(count)}
+    made_up = all(name == f"LABEL_{i}" for i, name in by_number.items())
+    if made_up or not all(isinstance(name, str) for name in by_number.values()):
         return None
-    return {i: name for i, name in found.items() if name is not None}
+    return {i: name for i, name in by_number.items() if name is not None}

@@ -310,12 +310,12 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
         return lambda: _with_safetensors(path, lambda file: file.get_tensor(name))
 
     def describe(file: Any) -> dict[str, Tensor]:
-        found = {}
+        tensors = {}
         for name in file.keys():  # noqa: SIM118  # no mapping
             part = file.get_slice(name)
             code = str(part.get_dtype())
-            found[name] = Tensor(tuple(part.get_shape()), _DTYPES.get(code, code), reader(name), path)
-        return found
+            tensors[name] = Tensor(tuple(part.get_shape()), _DTYPES.get(code, code), reader(name), path)
+        return tensors
 
     return _with_safetensors(path, describe)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from isomorph.checkpoints import images
-from isomorph.checkpoints import timm_variants as told
+from isomorph.checkpoints import timm_variants as variants
 from isomorph.checkpoints.blocks import PreNorm, number
 from isomorph.checkpoints.family import BATCHED, Family, NotThisFamily, Options, Row, affine
 from isomorph.plan import Plan
 
 
 def _stack(options: Options) -> PreNorm:
-    gated = told.gated(options)
+    gated = variants.gated(options)
     return PreNorm(
-        options["depth"], told.heads(options) or 1, options["width"], options["outer"] if gated else options["inner"],
-        "silu" if gated else told.activation(options), told.eps(options), qkv_bias=options["qkv_bias"],
+        options["depth"], variants.heads(options) or 1, options["width"], options["outer"] if gated else options["inner"],
+        "silu" if gated else variants.activation(options), variants.eps(options), qkv_bias=options["qkv_bias"],
         layer_scale=options["layer_scale"], gated=gated,
     )  # fmt: skip
 
@@ -24,21 +24,21 @@ def definition(options: Options) -> str:
     """The text; B stays open."""
     stack = _stack(options)
     return (
-        f"# {told.variant(options).name}: {stack.layers} layers of width {stack.width}, "
+        f"# {variants.variant(options).name}: {stack.layers} layers of width {stack.width}, "
         f"images in patches of {options['patch']} pixels.\n\n"
         f"{_stem(options, stack)}\n{stack.text()}\n{_ending(options, stack)}"
     )
 
 
 def _stem(options: Options, stack: PreNorm) -> str:
-    (height, width), patch = told.image(options), options["patch"]
+    (height, width), patch = variants.image(options), options["patch"]
     bias = "" if options["patch_bias"] else ", bias=False"
     calls = [
         f'patch_embed({stack.width}, patch_size={patch}{bias}, name="patches")'
         f"   # {height // patch} x {width // patch} patches"
     ]
     positions = f'pos_embed({options["positions"]}, name="positions")'
-    if not told.positions_of_all(options):
+    if not variants.positions_of_all(options):
         calls.append(positions + "   # of the patches alone")
     if options["registers"]:
         calls.append(f'register_tokens({options["registers"]}, name="registers")')
@@ -46,7 +46,7 @@ def _stem(options: Options, stack: PreNorm) -> str:
         calls.append('cls_token(name="distillation")')
     if options["class_token"]:
         calls.append('cls_token(name="cls")')
-    if told.positions_of_all(options):
+    if variants.positions_of_all(options):
         calls.append(positions)
     if options["norm_pre"]:
         calls.append(f'layer_norm(eps={number(stack.eps)}, name="norm_pre")')
@@ -56,22 +56,22 @@ def _stem(options: Options, stack: PreNorm) -> str:
 
 def _ending(options: Options, stack: PreNorm) -> str:
     """From the blocks to the answer; without a classifier, the tokens and what is pooled of them."""
-    classes, eps = told.classes(options), number(stack.eps)
+    classes, eps = variants.classes(options), number(stack.eps)
     norm = f'layer_norm(eps={eps}, name="norm")\n' if options["norm"] else ""
     if options["distilled"]:
         return f"features = {norm}{images.teacher_head(classes)}"
     pooled_norm = f'layer_norm(eps={eps}, name="fc_norm")\n' if options["fc_norm"] else ""
-    if classes and told.pool(options) == "token" and not pooled_norm:
+    if classes and variants.pool(options) == "token" and not pooled_norm:
         return norm + images.class_head(classes)
     # The tokens need a name where they are read twice.
-    twice = not classes or (told.pool(options) == "avgmax" and not told.prefix(options))
+    twice = not classes or (variants.pool(options) == "avgmax" and not variants.prefix(options))
     if twice:
         norm = f"hidden = {norm or 'identity()' + chr(10)}"
     pooled = f"{_pooled(options, 'hidden' if twice else '')}\n{pooled_norm}"
     if classes:
         return f'{norm}{pooled}linear({classes}, name="head")\n\noutput("B", {classes})\n'
     *lines, last = pooled.splitlines(keepends=True)
-    count = told.patches(options) + told.prefix(options)
+    count = variants.patches(options) + variants.prefix(options)
     return (
         f"{norm}{''.join(lines)}pooled = {last}\n"
         f'output(hidden=("B", {count}, {stack.width}), pooled=("B", {stack.width}))\n'
@@ -84,7 +84,7 @@ def _pooled(options: Options, source: str) -> str:
     def call(operator: str, *arguments: str) -> str:
         return f"{operator}({', '.join(filter(None, arguments))})"
 
-    pool, prefix = told.pool(options), told.prefix(options)
+    pool, prefix = variants.pool(options), variants.prefix(options)
     if pool == "token":
         return call("pool_tokens", source, '"first"')
     split = ""
@@ -119,7 +119,7 @@ def rows(options: Options) -> list[Row]:
         *affine(f"{block}.norm2", paths["norm2"]),
         *mixing,
         *gains,
-        *(affine("head", "head") if told.classes(options) else []),
+        *(affine("head", "head") if variants.classes(options) else []),
         *(affine("head_dist", "teacher_head") if options["distilled"] else []),
     ]
 
@@ -145,15 +145,15 @@ TIMM = Family(
     prefix="",
     architectures={"VisionTransformer": "VisionTransformer"},
     default_architecture="VisionTransformer",
-    settings=told.SETTINGS,
+    settings=variants.SETTINGS,
     definition=definition,
     rows=rows,
     layers=lambda options: options["depth"],
     describe=_describe,
     has_tokens=False,
-    observe=told.observe,
-    problems=told.problems,
-    disagreements=told.disagreements,
-    update=told.update,
+    observe=variants.observe,
+    problems=variants.problems,
+    disagreements=variants.disagreements,
+    update=variants.update,
     closed=frozenset(["model_args"]),  # each is an argument of the class
 )

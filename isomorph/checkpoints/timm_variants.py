@@ -171,7 +171,7 @@ def observe(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         "channels": channels,
         "patch": patch,
         "patch_columns": columns,
-        "depth": 1 + max(int(found[1]) for found in blocks if found),
+        "depth": 1 + max(int(match[1]) for match in blocks if match),
         "inner": shapes["blocks.0.mlp.fc1.weight"][0],
         "outer": shapes["blocks.0.mlp.fc2.weight"][1],
         "positions": shapes["pos_embed"][1],
@@ -317,21 +317,21 @@ def problems(options: Options) -> list[str]:
 def disagreements(options: Options) -> list[str]:
     """What of the name, the tensors and the keys cannot be followed together."""
     name, size, _ = variant(options)
-    found = [f"architecture: {what} cannot be followed" for what in options["others"]]
+    problems = [f"architecture: {what} cannot be followed" for what in options["others"]]
     if options["patch"] != options["patch_columns"]:
-        found.append(
+        problems.append(
             f"architecture: expected square patches, got {options['patch']} x {options['patch_columns']}"
         )
     else:
-        found += _size_problems(options)
+        problems += _size_problems(options)
     if heads(options) is None:
         known = " or ".join(map(str, HEADS[size]))
-        found.append(
+        problems.append(
             f"model_args.num_heads: missing, and {size} has the width {known}, not {options['width']}"
         )
     if gated(options) and size != "giant":
-        found.append(f"architecture: a gated feed-forward is known of giant alone, not of {shorten(name)}")
-    return found + _token_problems(options) + _class_problems(options)
+        problems.append(f"architecture: a gated feed-forward is known of giant alone, not of {shorten(name)}")
+    return problems + _token_problems(options) + _class_problems(options)
 
 
 def _size_problems(options: Options) -> list[str]:
@@ -352,14 +352,14 @@ def _size_problems(options: Options) -> list[str]:
 
 
 def _token_problems(options: Options) -> list[str]:
-    found = []
+    problems = []
     if not options["class_token"] and (pool(options) == "token" or options["distilled"]):
-        found.append("global_pool: expected avg, max or avgmax, for there is no cls_token, got token")
+        problems.append("global_pool: expected avg, max or avgmax, for there is no cls_token, got token")
     if options["distilled"] and pool(options) != "token":
-        found.append(f"global_pool: expected token, for there is a dist_token, got {pool(options)}")
+        problems.append(f"global_pool: expected token, for there is a dist_token, got {pool(options)}")
     if options["distilled"] and (options["registers"] or options["fc_norm"] or not options["norm"]):
-        found.append("architecture: expected norm, and neither reg_token nor fc_norm, beside dist_token")
-    return found
+        problems.append("architecture: expected norm, and neither reg_token nor fc_norm, beside dist_token")
+    return problems
 
 
 def _class_problems(options: Options) -> list[str]:

@@ -26,10 +26,10 @@ def run(operator: str | None, out: str | None, *, force: bool) -> None:
     elif operator is None:
         print_catalogue()
     else:
-        found = catalogue.get(operator)
-        if found is None:
+        declared = catalogue.get(operator)
+        if declared is None:
             raise catalogue.unknown(operator)
-        print_page(operator_page(found))
+        print_page(operator_page(declared))
 
 
 def print_page(page: str) -> None:

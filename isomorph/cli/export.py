@@ -53,8 +53,8 @@ def run(
         return
     architecture = _export_published(model_file(model), plan, weights, out, rule)
     if json:
-        found = {"directory": out, "to": to, "architecture": architecture}
-        print(json_text.dumps(found, indent=2))
+        summary = {"directory": out, "to": to, "architecture": architecture}
+        print(json_text.dumps(summary, indent=2))
     elif not quiet:
         print(f'{out}: for transformers.{architecture}.from_pretrained("{out}")')
 
@@ -86,8 +86,8 @@ def _run_python(
 
     files = export_python(out, plan, weights, framework, **rule)
     if json:
-        found = {"directory": out, "to": "python", "framework": framework, "files": files}
-        print(json_text.dumps(found, indent=2))
+        summary = {"directory": out, "to": "python", "framework": framework, "files": files}
+        print(json_text.dumps(summary, indent=2))
     elif not quiet:
         paths = ", ".join(str(Path(out) / file) for file in files)
         print(f"{paths}: from model import {'load' if len(files) > 1 else 'Model'}")
@@ -112,9 +112,9 @@ def _run_onnx(
     if json:
         comparisons = [one._asdict() for one in written.comparisons]
         files = {"model": written.path, "data": written.data}
-        found = {"directory": out, "to": "onnx", **files, "inputs": written.inputs,
+        summary = {"directory": out, "to": "onnx", **files, "inputs": written.inputs,
                  "outputs": written.outputs, "comparisons": comparisons}  # fmt: skip
-        print(json_text.dumps(found, indent=2))
+        print(json_text.dumps(summary, indent=2))
     elif not quiet:
         ends = (", ".join(f"{name} {what}" for name, what in end.items()) for end in written[2:4])
         print(f"{directory / ONNX_FILE}: {' -> '.join(ends)}")

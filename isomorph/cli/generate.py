@@ -188,22 +188,22 @@ def _build(plan: Plan, weights: Mapping[str, Any], backend: str | None, device: 
 def _texts(steps: Iterable[Any], prompt: list[int], tokenizer: Tokenizer, stops: Stops) -> Iterator[str]:
     """What the text adds to its prompt, in pieces. What may begin a stop is held back until it is known."""
     pieces = tokenizer.stream(prompt)
-    held = ""
+    pending = ""
     for new in steps:
         token = int(new[0])
         if token in stops.ids:
             break
-        held += pieces.add(token)
-        cut = _first_stop(held, stops.texts)
+        pending += pieces.add(token)
+        cut = _first_stop(pending, stops.texts)
         if cut is not None:
-            yield held[:cut]
+            yield pending[:cut]
             return
-        safe = len(held) - _beginning(held, stops.texts)
-        yield held[:safe]
-        held = held[safe:]
-    held += pieces.end()
-    cut = _first_stop(held, stops.texts)
-    yield held if cut is None else held[:cut]
+        safe = len(pending) - _beginning(pending, stops.texts)
+        yield pending[:safe]
+        pending = pending[safe:]
+    pending += pieces.end()
+    cut = _first_stop(pending, stops.texts)
+    yield pending if cut is None else pending[:cut]
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> int | None:
@@ -269,7 +269,7 @@ def _whole(
 
     whole = generate(built, given, settings=settings)
     longest = max(len(row) for row in given)
-    found = []
+    entries = []
     for index, (row, prompt) in enumerate(zip(whole[:, longest:].tolist(), given, strict=True)):
         end = next((i for i, token in enumerate(row) if token in stops.ids), len(row))
         entry: dict[str, Any] = {"ids": prompt, "new_ids": row[:end]}
@@ -277,11 +277,11 @@ def _whole(
             entry["new_ids"], entry["text"] = _cut(row[:end], prompt, tokenizer, stops)
         if prompts:
             entry["prompt"] = _printable(prompts[index])
-        found.append(entry)
+        entries.append(entry)
     if json:
         unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        print(json_text.dumps(found, indent=2, ensure_ascii=not unicode))
+        print(json_text.dumps(entries, indent=2, ensure_ascii=not unicode))
         return
-    for entry in found:
+    for entry in entries:
         text = entry.get("text")
         print(" ".join(map(str, entry["new_ids"])) if text is None else f"{entry.get('prompt', '')}{text}")

@@ -29,7 +29,7 @@ from isomorph.paths import TOKENIZER, path_text
 from isomorph.weights.file import MODEL, load_plan, model_content
 from isomorph.writing.atomic import Content, Staged, set_aside
 from isomorph.writing.marks import Kind
-from isomorph.writing.rule import Target, directory_target, made_directory, staged_files, told
+from isomorph.writing.rule import Target, directory_target, made_directory, naming_errors, staged_files
 
 
 class _Places(NamedTuple):
@@ -65,13 +65,13 @@ def run(source: str, out: str, dtype: str | None, *, force: bool = False, json: 
     _check([one for one, _ in files])
     with made_directory(places.model.parent), staged_files(files) as finished:
         _publish(finished, text)
-    found = {
+    summary = {
         "model": str(places.model), "definition": str(places.definition), "dtype": plan.dtype,
         "parameters": plan.parameter_count,
         **({} if tokenizer is None else {"tokenizer": str(places.tokenizer)}), **({"notes": left} if left else {}),
     }  # fmt: skip
     if json:
-        print(json_text.dumps(found, indent=2))
+        print(json_text.dumps(summary, indent=2))
     elif not quiet:
         print(
             f"{places.model}: {plan.parameter_count:,} parameters, {plan.dtype}; "
@@ -110,7 +110,7 @@ _TOKENIZER_KIND = Kind("tokenizer of this model", (".json",), lambda name: False
 
 def _is_tokenizer(path: Path, content: bytes) -> bool:
     """Whether a file holds exactly this tokenizer."""
-    with told(str(path)):
+    with naming_errors(str(path)):
         return os.path.isfile(path) and path.stat().st_size == len(content) and path.read_bytes() == content
 
 

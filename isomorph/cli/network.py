@@ -143,18 +143,18 @@ def read_named(option: str, values: Sequence[str] | None, read: Callable[[str], 
         return None
     if len(values) == 1 and "=" not in values[0]:
         return read(values[0])
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for value in values:
         name, equals, rest = value.partition("=")
-        if not equals or name.strip() in found:
+        if not equals or name.strip() in by_name:
             problem = (
                 "is given twice for one name" if equals else "is given several times, so each needs a name"
             )
             raise IsomorphError(
                 "E_ARGUMENT", f"{option} {problem}, got {shorten(value)}", hints=[f"{option} NAME=..."]
             )
-        found[name.strip()] = read(rest)
-    return found
+        by_name[name.strip()] = read(rest)
+    return by_name
 
 
 def read_shape(text: str) -> tuple[int | str, ...]:
@@ -169,7 +169,7 @@ def read_shape(text: str) -> tuple[int | str, ...]:
 
 def read_sizes(values: Sequence[str] | None) -> dict[str, int]:
     """``["B=2", "T=16"]`` as ``{"B": 2, "T": 16}``; E_ARGUMENT for anything else."""
-    found = {}
+    sizes = {}
     for value in values or ():
         name, _, size = value.partition("=")
         if not name.strip() or not size.strip().isdecimal():
@@ -178,5 +178,5 @@ def read_sizes(values: Sequence[str] | None) -> dict[str, int]:
             raise IsomorphError(
                 "E_ARGUMENT", f"--size {name.strip()} has at most 18 digits, got {shorten(value)}"
             )
-        found[name.strip()] = int(size)
-    return found
+        sizes[name.strip()] = int(size)
+    return sizes

@@ -19,9 +19,9 @@ def run(
 ) -> None:
     """Print a network."""
     plan = open_network(file, contracts).plan
-    found = cost(plan, read_sizes(size))
+    figures = cost(plan, read_sizes(size))
     if json:
-        print(json_text.dumps(as_dict(plan, found, expand), indent=2))
+        print(json_text.dumps(as_dict(plan, figures, expand), indent=2))
         return
     print(plan)
     print()
@@ -30,10 +30,10 @@ def run(
     if frozen:
         print(f"Frozen: {frozen:,}")
     print()
-    print("\n".join(summary(found)))
+    print("\n".join(summary(figures)))
     if costs:
         print()
-        print(cost_table(found))
+        print(cost_table(figures))
     if expand:
         from isomorph.display.stages import render_stages
 
@@ -41,10 +41,10 @@ def run(
         print(render_stages(plan))
 
 
-def summary(found: Cost) -> list[str]:
+def summary(costs: Cost) -> list[str]:
     """Operations and memory in a few lines."""
-    total = found.total
-    at = f" at {', '.join(f'{s}={n}' for s, n in found.sizes.items())}" if found.sizes else ""
+    total = costs.total
+    at = f" at {', '.join(f'{s}={n}' for s, n in costs.sizes.items())}" if costs.sizes else ""
     lines = [
         f"FLOPs: {scaled(total.flops, 1000, '')} for one forward pass{at}",
         f"Memory: {of_bytes(total.parameter_bytes)} parameters, {of_bytes(total.activation_bytes)} activations",
@@ -55,10 +55,10 @@ def summary(found: Cost) -> list[str]:
     return lines
 
 
-def cost_table(found: Cost) -> str:
+def cost_table(costs: Cost) -> str:
     """A row per node and one for all, columns aligned."""
     header = ("name", "operation", "parameters", "FLOPs", "activations", "keys and values")
-    rows = [header, *(_cost_cells(row) for row in (*found.rows, found.total))]
+    rows = [header, *(_cost_cells(row) for row in (*costs.rows, costs.total))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     return "\n".join(
         "  ".join(
@@ -80,7 +80,7 @@ def _cost_cells(row: CostRow) -> tuple[str, ...]:
     )
 
 
-def as_dict(plan: Plan, found: Cost, expand: bool) -> dict[str, Any]:
+def as_dict(plan: Plan, costs: Cost, expand: bool) -> dict[str, Any]:
     """Everything that is shown, as plain values."""
     values = plan.values
     result: dict[str, Any] = {
@@ -100,7 +100,7 @@ def as_dict(plan: Plan, found: Cost, expand: bool) -> dict[str, Any]:
                 "outputs": [_value(values[value].port, values[value]) for value in node.outputs],
                 "cost": row._asdict(),
             }
-            for node, row in zip(plan.nodes, found.rows, strict=True)
+            for node, row in zip(plan.nodes, costs.rows, strict=True)
         ],
         "bounds": {symbol: list(bound) for symbol, bound in plan.bounds.items()},
         "parameters": [
@@ -108,8 +108,8 @@ def as_dict(plan: Plan, found: Cost, expand: bool) -> dict[str, Any]:
         ],
         "ties": dict(plan.ties),
         "parameter_count": plan.parameter_count,
-        "sizes": dict(found.sizes),
-        "total": found.total._asdict(),
+        "sizes": dict(costs.sizes),
+        "total": costs.total._asdict(),
     }
     if expand:
         from isomorph.display.stages import stages

@@ -29,7 +29,7 @@ def run(
     network = open_network(file, contracts)
     status = Console(stderr=True)
     with status.status("...") if status.is_terminal and not quiet else _NoStatus() as line:
-        found = verify(
+        verification = verify(
             network.plan,
             network.weights,
             sizes=read_sizes(size),
@@ -38,13 +38,13 @@ def run(
             progress=lambda text: line.update(f"computing: {text}"),
         )
     if json:
-        print(json_text.dumps(found.to_dict(), indent=2))
+        print(json_text.dumps(verification.to_dict(), indent=2))
     elif not quiet:
         saved = "saved weights" if network.weights is not None else "drawn weights"
-        print_table(found, saved)
-    if not found.agrees:
+        print_table(verification, saved)
+    if not verification.agrees:
         if not json:
-            bad = ", ".join(f"{row.backend} {row.quantity}" for row in found.rows if not row.agrees)
+            bad = ", ".join(f"{row.backend} {row.quantity}" for row in verification.rows if not row.agrees)
             print(f"disagreement beyond the bound: {bad}", file=sys.stderr)
         sys.exit(1)
 
@@ -62,7 +62,7 @@ class _NoStatus:
         pass
 
 
-def print_table(found: Verification, weights: str) -> None:
+def print_table(verification: Verification, weights: str) -> None:
     """The comparisons, a row each.
 
     A terminal below :data:`WIDE` columns gets those that decide, without lines between them, and the paths of
@@ -72,7 +72,7 @@ def print_table(found: Verification, weights: str) -> None:
     if not console.is_terminal:
         console = Console(width=140)  # nothing is cut off in a file
     wide = console.width >= WIDE
-    sizes = "".join(f", {name}={size}" for name, size in found.sizes.items())
+    sizes = "".join(f", {name}={size}" for name, size in verification.sizes.items())
     table = Table(box=HEAVY_HEAD if wide else None, pad_edge=wide)
     chosen = [column for column in COLUMNS if wide or column.narrow]
     for column in chosen:
@@ -80,17 +80,17 @@ def print_table(found: Verification, weights: str) -> None:
             column.title, justify=column.justify, no_wrap=column.no_wrap, overflow="fold",
             min_width=None if column.no_wrap else 8,
         )  # fmt: skip
-    for row in found.rows:
+    for row in verification.rows:
         table.add_row(
             *(column.cell(row, wide) for column in chosen), style=None if row.agrees else "bold red"
         )
-    console.print(f"{found.dtype} against the float64 reference ({weights}{sizes})", style="bold")
+    console.print(f"{verification.dtype} against the float64 reference ({weights}{sizes})", style="bold")
     console.print(table)
     if not wide:
-        for row in found.rows:
+        for row in verification.rows:
             if row.where:
                 console.print(f"{row.backend}, worst of {row.quantity}: {row.where}", highlight=False)
-    console.print(_caption(found, wide), style="dim italic", highlight=False)
+    console.print(_caption(verification, wide), style="dim italic", highlight=False)
 
 
 WIDE = 120
@@ -133,15 +133,15 @@ COLUMNS = (
 )
 
 
-def _caption(found: Verification, wide: bool) -> str:
+def _caption(verification: Verification, wide: bool) -> str:
     """What the columns mean, and what the rows were compared with."""
     sentences = [
         "ratio = difference / bound, 1 at most.",
         *(["ulps of the largest value."] if wide else []),
-        f"The reference took {seconds(found.reference_seconds)}.",
+        f"The reference took {seconds(verification.reference_seconds)}.",
     ]
-    if found.differentiator is not None:
-        sentences.append(f"Gradients against {found.differentiator}'s in float64.")
+    if verification.differentiator is not None:
+        sentences.append(f"Gradients against {verification.differentiator}'s in float64.")
     return "  ".join(sentences)
 
 

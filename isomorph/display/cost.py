@@ -88,7 +88,7 @@ def _row(node: Node, parameters: int, steps: list[Step], program: Program, dtype
         parameters,
         parameters * DTYPE_BYTES[dtype],
         sum(step.flops for step in steps),
-        sum(_bytes(program, made) for step in steps if not step.view for made in step.outputs),
+        sum(_bytes(program, output) for step in steps if not step.view for output in step.outputs),
         sum(per_position for per_position, _ in caches),
         sum(whole for _, whole in caches),
     )
@@ -106,8 +106,8 @@ def _cache(step: Step, program: Program) -> tuple[int, int]:
 
 
 def _bytes(program: Program, tensor: int) -> int:
-    made = program.tensors[tensor]
-    return made.size * _element_bytes(made.dtype)
+    array = program.tensors[tensor]
+    return array.size * _element_bytes(array.dtype)
 
 
 def _element_bytes(dtype: str) -> int:

@@ -159,11 +159,11 @@ def _compose(drawn: Outline, routes: Sequence[_Route], scope: int) -> _Picture:
 
 def _labels(route: _Route) -> dict[tuple[str, int], dict[int, str]]:
     """The label of each output of each box or group, but for what goes nowhere except out."""
-    found: dict[tuple[str, int], dict[int, str]] = {}
+    by_start: dict[tuple[str, int], dict[int, str]] = {}
     for (start, end), label in route.lines.items():
         if start[0] != "in" and end[0] != "out":
-            found.setdefault(start[:2], {})[start[2]] = label
-    return found
+            by_start.setdefault(start[:2], {})[start[2]] = label
+    return by_start
 
 
 def _box(

@@ -113,9 +113,9 @@ class _Folder:
         """Repeats of every period, short periods first, until one leaves less than a repetition out."""
         for period in range(1, min(LONGEST_BODY, (high - low) // 2) + 1):
             for start, end in self._runs(low, high, period):
-                for found in self._within(start, end, period):
-                    yield found
-                    if high - low - period * found[2] < period:
+                for candidate in self._within(start, end, period):
+                    yield candidate
+                    if high - low - period * candidate[2] < period:
                         return
 
     def _runs(self, low: int, high: int, period: int) -> Iterator[tuple[int, int]]:
@@ -164,9 +164,9 @@ class _Folder:
             if self.kinds[index] != self.kinds[index + period] or self.last_use[index] >= base + 2 * period:
                 return False
             for one, other in zip(self.inputs[index], self.inputs[index + period], strict=True):
-                made, later = self.producer[one], self.producer[other]
+                earlier, later = self.producer[one], self.producer[other]
                 if (
-                    made < start
+                    earlier < start
                 ):  # read from before the run: the same value for all, or where a carried one begins
                     if one == other:
                         continue
@@ -176,7 +176,7 @@ class _Folder:
                         or entries.setdefault(other, one) != one
                     ):
                         return False
-                elif later != made + period or self.place[one] != self.place[other]:
+                elif later != earlier + period or self.place[one] != self.place[other]:
                     return False
         return True
 
@@ -189,9 +189,9 @@ class _Folder:
 
 def _kind(plan: Plan, node: Node) -> object:
     """What makes nodes look alike: all but names, places and initial values."""
-    made = tuple((plan.values[value].shape, plan.values[value].dtype) for value in node.outputs)
+    outputs = tuple((plan.values[value].shape, plan.values[value].dtype) for value in node.outputs)
     ports = tuple(port for port, _ in node.inputs)
-    return node.operator, ports, made, tuple(sorted(node.tie)), tuple(sorted(node.trainable.items()))
+    return node.operator, ports, outputs, tuple(sorted(node.tie)), tuple(sorted(node.trainable.items()))
 
 
 def _free(taken: bytearray, start: int, end: int) -> Iterator[tuple[int, int]]:

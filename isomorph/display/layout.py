@@ -204,15 +204,15 @@ class _Layout:
 
     def _drops(self) -> set[int]:
         """Numbers of the wires that pass layers straight down, since nothing stands below their start."""
-        found = set()
+        dropped = set()
         for number, wire in enumerate(self.wires):
             first, last = self.layer[wire.source] + 1, self.layer[wire.target]
             if 0 < last - first <= LONGEST_DROP:
                 x = self._start(wire)
                 boxes = (self.boxes[index] for row in self.rows[first:last] for index in row)
                 if all(x < box.x - box.left - CLEAR or x > box.x + box.reach + CLEAR for box in boxes):
-                    found.add(number)
-        return found
+                    dropped.add(number)
+        return dropped
 
     def _lanes(self) -> dict[tuple[int, int], float]:
         """The x of the lane of each tensor (box, place) that passes layers; what runs together, side by side."""
@@ -339,40 +339,40 @@ def _clusters(
     spans: Iterable[tuple[int, int, tuple[int, int]]],
 ) -> list[list[tuple[int, int, tuple[int, int]]]]:
     """Spans (first layer, last layer, tensor) grouped so that no two groups overlap."""
-    found: list[list[tuple[int, int, tuple[int, int]]]] = []
+    clusters: list[list[tuple[int, int, tuple[int, int]]]] = []
     reach = -1
     for span in sorted(spans):
-        if not found or span[0] >= reach:
-            found.append([])
-        found[-1].append(span)
+        if not clusters or span[0] >= reach:
+            clusters.append([])
+        clusters[-1].append(span)
         reach = max(reach, span[1])
-    return found
+    return clusters
 
 
 def _side_by_side(cluster: list[tuple[int, int, tuple[int, int]]]) -> list[tuple[int, tuple[int, int]]]:
     """A lane for each span of a cluster, inner ones first; spans that overlap get different lanes."""
     ends: list[int] = []
-    found = []
+    lanes = []
     for first, last, key in sorted(cluster, key=lambda span: (span[1], -span[0], span[2])):
         lane = next((n for n, end in enumerate(ends[:200]) if end <= first), len(ends))
         if lane == len(ends):
             ends.append(last)
         ends[lane] = last
-        found.append((lane, key))
-    return found
+        lanes.append((lane, key))
+    return lanes
 
 
 def _packed(stretches: dict[tuple[int, int], tuple[float, float]]) -> dict[tuple[int, int], int]:
     """A track for each stretch; stretches that overlap get different ones."""
     ends: list[float] = []
-    found = {}
+    tracks = {}
     for key, (left, right) in sorted(stretches.items(), key=lambda item: (item[1], item[0])):
         track = next((n for n, end in enumerate(ends[:200]) if end + 6 < left), len(ends))
         if track == len(ends):
             ends.append(right)
         ends[track] = right
-        found[key] = track
-    return found
+        tracks[key] = track
+    return tracks
 
 
 def _clear_of(x: float, busy: Sequence[float], lowest: float, highest: float) -> float:

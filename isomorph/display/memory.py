@@ -29,8 +29,8 @@ def available_bytes() -> int | None:
     Linux tells it in ``/proc/meminfo``, memory that caches would give back included, and a container's limit
     in ``/sys/fs/cgroup``; elsewhere the machine's whole memory stands in for it.
     """
-    found = [size for size in (_free_bytes(), _container_bytes()) if size is not None]
-    return min(found, default=None)
+    limits = [size for size in (_free_bytes(), _container_bytes()) if size is not None]
+    return min(limits, default=None)
 
 
 def _free_bytes() -> int | None:

@@ -10,17 +10,17 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 
 def name_ranges(names: Sequence[str]) -> list[str]:
     """The names in order, runs with consecutive numbers written as one: ``["a", "block0..block11"]``."""
-    found: list[list[str]] = []
+    ranges: list[list[str]] = []
     last: tuple[str, int] | None = None
     for name in names:
         match = _NUMBERED.fullmatch(name)
         key = (match[1], int(match[2])) if match else None
         if key is not None and last == (key[0], key[1] - 1):
-            found[-1][1:] = [name]
+            ranges[-1][1:] = [name]
         else:
-            found.append([name])
+            ranges.append([name])
         last = key
-    return ["..".join(run) for run in found]
+    return ["..".join(run) for run in ranges]
 
 
 def name_span(names: Sequence[str]) -> str:

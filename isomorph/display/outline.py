@@ -173,16 +173,16 @@ class _Outliner:
         )  # the value itself when it is the same in all
 
     def _connect(self, value: int, target: int, port: str, entries: tuple[int, ...]) -> None:
-        held = self.plan.values[value]
-        if held.node < 0:
+        tensor = self.plan.values[value]
+        if tensor.node < 0:
             source, place = self.inputs[value], 0
         else:
-            source, place = self.drawn_by[held.node], self.plan.nodes[held.node].outputs.index(value)
-        label = show_shape(_at(size, self.sizes) for size in held.shape)
-        if held.dtype != self.plan.dtype:
-            label += f" {held.dtype}"
+            source, place = self.drawn_by[tensor.node], self.plan.nodes[tensor.node].outputs.index(value)
+        label = show_shape(_at(size, self.sizes) for size in tensor.shape)
+        if tensor.dtype != self.plan.dtype:
+            label += f" {tensor.dtype}"
         if self.items[source].ports:
-            label = f"{held.port} {label}"
+            label = f"{tensor.port} {label}"
         self.lines.append(Line(source, place, target, port, label, entries))
 
 
@@ -237,8 +237,8 @@ def literal(value: Any) -> str:
 
 def notes(node: Node) -> tuple[str, ...]:
     """Ties, and what is frozen."""
-    found = [f"{path} = {owner}" for path, owner in node.tie.items()]
+    texts = [f"{path} = {owner}" for path, owner in node.tie.items()]
     flags = {node.is_trainable(path) for path in node.operator.all_parameters} if node.trainable else {True}
     if False in flags:
-        found.append("partly frozen" if True in flags else "frozen")
-    return tuple(found)
+        texts.append("partly frozen" if True in flags else "frozen")
+    return tuple(texts)

@@ -117,15 +117,15 @@ def attention_nodes(plan: Plan, sizes: Mapping[str, int] | None = None) -> list[
     values = sizes_with(plan, sizes)
     shapes = [tuple(evaluate(d, values) for d in value.shape) for value in plan.values]
     known: dict[Any, list[AttentionNode]] = {}
-    found = []
+    attentions = []
     for node in plan.nodes:
         slots = node.call_slots
         inputs = tuple(None if slot is None else shapes[slot] for slot in slots)
         key = (node.operator, inputs)
         if key not in known:
             known[key] = _inside(node.operator, inputs, plan.dtype)
-        found += [inner._replace(path=node.name + inner.path, node=node.name) for inner in known[key]]
-    return found
+        attentions += [inner._replace(path=node.name + inner.path, node=node.name) for inner in known[key]]
+    return attentions
 
 
 def _inside(operator: Operator, inputs: Sequence[tuple[int, ...] | None], dtype: str) -> list[AttentionNode]:
@@ -142,8 +142,8 @@ def _attention(
     step: Step, program: Program, origins: Mapping[int, frozenset[int]], prefix: int
 ) -> AttentionNode:
     q, k = step.inputs[:2]
-    told = step.attributes
-    pattern = Pattern(told["causal"], told["window"], told["mask"], cross=origins[q] != origins[k])
+    rule = step.attributes
+    pattern = Pattern(rule["causal"], rule["window"], rule["mask"], cross=origins[q] != origins[k])
     return AttentionNode(
         step.path[prefix:], "", pattern, program.tensors[q].shape[2], program.tensors[k].shape[2]
     )

@@ -43,7 +43,7 @@ def stages(plan: Plan) -> list[Stage]:
     first = programs[0]
     parameters = {tensor.id for tensor in first.parameters.values()}
     composite = {node.name for node in plan.nodes if node.operator.child_operators}
-    found: list[Stage] = []
+    rows: list[Stage] = []
     for index, step in enumerate(first.steps):
         if step.primitive == "permute":
             continue
@@ -59,8 +59,8 @@ def stages(plan: Plan) -> list[Stage]:
                 and len(step.inputs) == 2
                 and not parameters.intersection(step.inputs)
             )
-            found.append(Stage(step.path, operation, shape, "residual" if residual else ""))
-    return found
+            rows.append(Stage(step.path, operation, shape, "residual" if residual else ""))
+    return rows
 
 
 def render_stages(plan: Plan) -> str:

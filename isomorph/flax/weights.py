@@ -152,8 +152,8 @@ def linen_weights(plan: Plan, variables: Mapping[str, Any], node: str = "n0") ->
             f'variables must be a mapping with a "params" collection, got {shorten(variables)}',
         )
     leaves, _ = jax.tree.flatten_with_path(dict(variables["params"]))
-    found = {tuple(str(key.key) for key in path): array for path, array in leaves}
-    return _to_weights(plan, node, LINEN, found)
+    arrays = {tuple(str(key.key) for key in path): array for path, array in leaves}
+    return _to_weights(plan, node, LINEN, arrays)
 
 
 def load_nnx(block: EncoderBlock, plan: Plan, weights: Mapping[str, Any], node: str = "n0") -> None:
@@ -184,7 +184,7 @@ def nnx_weights(block: EncoderBlock, plan: Plan, node: str = "n0") -> dict[str, 
 
 
 def _heads(plan: Plan, node: str) -> int:
-    operator = next((found.operator for found in plan.nodes if found.name == node), None)
+    operator = next((each.operator for each in plan.nodes if each.name == node), None)
     if operator is None or operator.name != "encoder_block":
         got = "there is no such node" if operator is None else f"it is {operator!r}"
         raise IsomorphError("E_ARGUMENT", f"node {shorten(node)} must be an encoder_block: {got}")
@@ -198,10 +198,10 @@ def _heads(plan: Plan, node: str) -> int:
 
 def _node_weights(plan: Plan, weights: Mapping[str, Any], node: str) -> dict[str, Any]:
     """One node's arrays by path inside it, checked; a tied one is read from its owner."""
-    held = plan.node(node)
-    alone = replace(plan, nodes=(replace(held, tie={}),))
+    block = plan.node(node)
+    alone = replace(plan, nodes=(replace(block, tie={}),))
     given = {path: array for path, array in weights.items() if path.startswith(node + ".")}
-    for path, owner in held.tie.items():
+    for path, owner in block.tie.items():
         if owner in weights:
             given.setdefault(f"{node}.{path}", weights[owner])
     return {path[len(node) + 1 :]: array for path, array in owned_weights(alone, given).items()}
@@ -213,13 +213,15 @@ def _to_jax(entry: Entry, array: Any, heads: int) -> jax.Array:
 
 
 def _to_weights(
-    plan: Plan, node: str, table: Mapping[str, Entry], found: Mapping[tuple[str, ...], Any]
+    plan: Plan, node: str, table: Mapping[str, Entry], arrays: Mapping[tuple[str, ...], Any]
 ) -> dict[str, np.ndarray]:
     """Plan-layout copies of a block's arrays; E_WEIGHTS unless they are exactly those of the table."""
     heads, expected = _heads(plan, node), plan.node(node).operator.all_parameters
     shapes = {table[p].path: table[p].to_flax(np.empty(s.shape), heads).shape for p, s in expected.items()}
-    faults = [f"missing: {'.'.join(path)} {show_shape(s)}" for path, s in shapes.items() if path not in found]
-    for path, array in found.items():
+    faults = [
+        f"missing: {'.'.join(path)} {show_shape(s)}" for path, s in shapes.items() if path not in arrays
+    ]
+    for path, array in arrays.items():
         got = show_shape(np.shape(array))
         if path not in shapes:
             faults.append(f"unexpected: {'.'.join(path)} {got}")
@@ -228,7 +230,7 @@ def _to_weights(
             faults.append(f"misshapen: {'.'.join(path)}: expected {wanted}, got {got}")
     if faults:
         raise IsomorphError("E_WEIGHTS", f"the block's parameters do not fit node {node}", hints=faults)
-    return {f"{node}.{p}": to_plan(table[p].to_plan(np.asarray(found[table[p].path]))) for p in expected}
+    return {f"{node}.{p}": to_plan(table[p].to_plan(np.asarray(arrays[table[p].path]))) for p in expected}
 
 
 def _nnx_arrays(block: EncoderBlock, plan: Plan, node: str) -> dict[tuple[str, ...], jax.Array]:

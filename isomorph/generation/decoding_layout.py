@@ -100,14 +100,14 @@ def _scores(plan: Plan, tokens: int, followed: Followed) -> int:
     """The value that scores the next id."""
     ids = plan.values[plan.inputs[tokens][1]].shape
     problems = {value: followed.problems.get(followed.program.values[value].id) for _, value in plan.outputs}
-    found = {
+    candidates = {
         name: value
         for name, value in plan.outputs
         if plan.values[value].shape[:2] == ids
         and len(plan.values[value].shape) == 3
         and plan.values[value].dtype not in (*_INTEGERS, "bool")
     }
-    logits = next(iter(found.values())) if len(found) == 1 else found.get("logits")
+    logits = next(iter(candidates.values())) if len(candidates) == 1 else candidates.get("logits")
     known = [p for value, p in problems.items() if p is not None and logits in (None, value)]
     if known:
         raise unfit(plan, min(known).path, min(known).text)
@@ -131,9 +131,9 @@ def _arranged(plan: Plan, followed: Followed, tokens: int, logits: int) -> Layou
     fixed = [node for node in needed if node not in moving]
     mixing = _mixing(plan, moving, followed)
     last = max((index + 1 for index, node in enumerate(moving) if node.name in mixing), default=0)
-    made = {value} | {output for node in moving[:last] for output in node.outputs}
+    computed = {value} | {output for node in moving[:last] for output in node.outputs}
     read = {slot for node in moving[last:] for slot in node.call_slots if slot is not None} | {logits}
-    kept = tuple(Narrowing(v, axes[program.values[v].id]) for v in sorted(made & read & moves))
+    kept = tuple(Narrowing(v, axes[program.values[v].id]) for v in sorted(computed & read & moves))
     read_fixed = {slot for node in needed for slot in node.call_slots}
     others = tuple(i for i, (_, v) in enumerate(plan.inputs) if i != tokens and v in read_fixed)
     _check_others(plan, tokens, others)
@@ -154,26 +154,26 @@ def _arranged(plan: Plan, followed: Followed, tokens: int, logits: int) -> Layou
 
 def _needed(plan: Plan, logits: int) -> list[Node]:
     """The nodes that the scores depend on, in order."""
-    wanted, found = {logits}, []
+    wanted, needed = {logits}, []
     for node in reversed(plan.nodes):
         if wanted.intersection(node.outputs):
-            found.append(node)
+            needed.append(node)
             wanted.update(slot for slot in node.call_slots if slot is not None)
-    return found[::-1]
+    return needed[::-1]
 
 
 def _mixing(plan: Plan, moving: list[Node], followed: Followed) -> set[str]:
     """The nodes that are told where positions stand; E_ARGUMENT when one of them tells the places of others too."""
-    names, found = {node.name for node in moving}, set()
+    names, mixing = {node.name for node in moving}, set()
     for step in followed.program.steps:
         name = step.path.partition(".")[0]
         if name not in names or step.primitive not in ("attention", "cos_sin", "positions"):
             continue
         if step.outputs[0] in followed.axes:
-            found.add(name)
+            mixing.add(name)
         elif step.primitive != "attention" or step.attributes["causal"]:
             raise unfit(plan, step.path, "orders the positions of another sequence beside those of the ids")
-    return found
+    return mixing
 
 
 def _check_others(plan: Plan, tokens: int, others: Iterable[int]) -> None:

@@ -214,13 +214,13 @@ def _step_count(settings: GenerationSettings, prompt: Prompt) -> int:
     return settings.max_length - longest
 
 
-_told: set[tuple[str, ...]] = set()
+_warned: set[tuple[str, ...]] = set()
 
 
 def _tell_unfollowed(settings: GenerationSettings) -> None:
     """Warn once of what a published model asks for and is not done."""
-    if settings.unfollowed and settings.unfollowed not in _told:
-        _told.add(settings.unfollowed)
+    if settings.unfollowed and settings.unfollowed not in _warned:
+        _warned.add(settings.unfollowed)
         warnings.warn(unfollowed_text(settings), UserWarning, stacklevel=4)  # of who called generate
 
 
@@ -229,7 +229,10 @@ def _in_numpy(backend: DecodingBackend, given: Any) -> Any:
     array = backend.to_numpy(given)
     if array is None and isinstance(given, list | tuple):
         rows = [backend.to_numpy(row) for row in given]
-        return [row if found is None else found for row, found in zip(given, rows, strict=True)]
+        return [
+            row if array_of_row is None else array_of_row
+            for row, array_of_row in zip(given, rows, strict=True)
+        ]
     return given if array is None else array
 
 
@@ -363,18 +366,18 @@ def _named(layout: Layout, inputs: Mapping[str, Any] | None) -> Mapping[str, Any
     """The further inputs by name, none missing and none too many."""
     wanted = [layout.plan.inputs[index][0] for index in layout.others]
     hints = ['give them by name, as in inputs={"features": x}'] if wanted else []
-    found = {} if inputs is None else inputs
-    if not isinstance(found, Mapping):
+    named = {} if inputs is None else inputs
+    if not isinstance(named, Mapping):
         got = shorten(type(inputs).__name__)
         raise IsomorphError("E_ARGUMENT", f"inputs must be a dictionary by name, got {got}", hints=hints)
-    if set(wanted) != set(found):
-        given = ", ".join(map(str, found)) or "none"
+    if set(wanted) != set(named):
+        given = ", ".join(map(str, named)) or "none"
         raise IsomorphError(
             "E_ARGUMENT",
             f"the network's further inputs are {', '.join(wanted) or 'none'}, got {given}",
             hints=hints,
         )
-    return found
+    return named
 
 
 def _run(text: _Text) -> Iterator[Array]:

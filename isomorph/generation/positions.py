@@ -95,13 +95,17 @@ class Followed:
         if known:
             self.problems.update(dict.fromkeys(step.outputs, min(known)))
             return
-        told = (step.attributes, self.longer.steps[index].attributes, self.wider.steps[index].attributes)
-        if self._tells_places(step.primitive, told):
+        attributes = (
+            step.attributes,
+            self.longer.steps[index].attributes,
+            self.wider.steps[index].attributes,
+        )
+        if self._tells_places(step.primitive, attributes):
             self.axes.update(dict.fromkeys(step.outputs, 0))
             return
         moving = any(tensor in self.axes for tensor in step.inputs)
         if not moving:
-            self._follow_still(step, told[0] != told[1])
+            self._follow_still(step, attributes[0] != attributes[1])
             return
         rule = _RULES.get(step.primitive)
         if rule is None:
@@ -109,7 +113,7 @@ class Followed:
         axis = rule(step, self)
         if any(tensor in self.sized for tensor in step.inputs):
             raise _Mixes("reads something else that is as long as the ids")
-        if told[0] != told[1] or told[0] != told[2]:
+        if attributes[0] != attributes[1] or attributes[0] != attributes[2]:
             raise _Mixes("depends on how many positions or rows there are")
         from_ids = any(tensor in self.rows for tensor in step.inputs)
         for output in step.outputs:
@@ -118,9 +122,12 @@ class Followed:
         if from_ids:
             self.rows.update(step.outputs)
 
-    def _tells_places(self, primitive: str, told: Sequence[Mapping[str, Any]]) -> bool:
+    def _tells_places(self, primitive: str, attributes: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a step makes a table of the ids' positions, and not of another sequence's of equal length."""
-        return primitive in ("cos_sin", "positions") and tuple(t["length"] for t in told[:2]) == self.lengths
+        return (
+            primitive in ("cos_sin", "positions")
+            and tuple(t["length"] for t in attributes[:2]) == self.lengths
+        )
 
     def _follow_still(self, step: Step, told_otherwise: bool) -> None:
         """A step that reads no positions."""
@@ -204,12 +211,12 @@ def _by_row(step: Step, followed: Followed) -> int:
 def _broadcast(step: Step, followed: Followed) -> int:
     axes = followed.axes
     rank = len(followed.program.tensors[step.outputs[0]].shape)
-    found = set()
+    places = set()
     for tensor in step.inputs:
         shift = rank - len(followed.program.tensors[tensor].shape)
         if tensor in axes:
-            found.add(axes[tensor] + shift)
-    (axis,) = found if len(found) == 1 else (_refuse(step),)
+            places.add(axes[tensor] + shift)
+    (axis,) = places if len(places) == 1 else (_refuse(step),)
     for tensor in step.inputs:
         shape = followed.program.tensors[tensor].shape
         at = axis - rank + len(shape)
@@ -221,16 +228,16 @@ def _broadcast(step: Step, followed: Followed) -> int:
 def _attention(step: Step, followed: Followed) -> int:
     axes = followed.axes
     q, k, v, *mask = step.inputs
-    told = step.attributes
+    rule = step.attributes
     if axes.get(q) != 2 or any(tensor in axes for tensor in mask):
         raise _Mixes("takes a mask over the ids" if axes.get(q) == 2 else "needs all positions at once")
     if k not in axes and v not in axes:
-        if told["causal"] or told["window"]:
+        if rule["causal"] or rule["window"]:
             raise _Mixes("attends another sequence in causal order")
         return 2
     if axes.get(k) != 2 or axes.get(v) != 2:
         _refuse(step)
-    if not told["causal"]:
+    if not rule["causal"]:
         raise _Mixes("lets a position see later ones")
     if mask:
         raise _Mixes("takes a mask beside the causal order")
@@ -252,10 +259,10 @@ def _along(step: Step, followed: Followed) -> int:
 
 
 def _reshape(step: Step, followed: Followed) -> int:
-    tensor, made = step.inputs[0], step.outputs[0]
-    old, new = followed.program.tensors[tensor].shape, followed.program.tensors[made].shape
+    tensor, result = step.inputs[0], step.outputs[0]
+    old, new = followed.program.tensors[tensor].shape, followed.program.tensors[result].shape
     axis = followed.axes[tensor]
-    moved = [at for at, here, there in followed.sizes(made, followed.longer) if here != there]
+    moved = [at for at, here, there in followed.sizes(result, followed.longer) if here != there]
     if len(moved) != 1 or (prod(new[: moved[0]]), new[moved[0]]) != (prod(old[:axis]), old[axis]):
         _refuse(step)
     return moved[0]

@@ -104,7 +104,7 @@ class PieceStream(TextStream):
         return self._given(ids, self._text(ids) if is_first else new)
 
     def end(self) -> str:
-        return self._broken() + self._held()
+        return self._broken() + self._pending()
 
     def _last(self, before: Sequence[int]) -> list[int]:
         """The ids that decide how the next one is read: an incomplete character, and a text before it."""
@@ -128,9 +128,9 @@ class PieceStream(TextStream):
         may_wait = self._splits and len(self._waiting) < _LONGEST
         if may_wait and self._text([*self._context, *self._waiting]).endswith(INCOMPLETE):
             return ""
-        return self._held()
+        return self._pending()
 
-    def _held(self) -> str:
+    def _pending(self) -> str:
         return self._behind(self._waiting) if self._waiting else ""
 
     def _behind(self, ids: list[int]) -> str:

@@ -88,17 +88,17 @@ class MultiHeadAttention(Operator):
         """The children: four projections, and norms and dropout where asked for."""
         d, qkv_bias = self.head_width(D), self.bias and self.qkv_bias
         inner, key_value = self.heads * d, self.key_value_heads * d
-        found: dict[str, Operator] = {
+        children: dict[str, Operator] = {
             "q_proj": Linear.of(D_in=D, D_out=inner, bias=qkv_bias),
             "k_proj": Linear.of(D_in=D_context, D_out=key_value, bias=qkv_bias and self.k_bias),
             "v_proj": Linear.of(D_in=D_context, D_out=key_value, bias=qkv_bias),
             "o_proj": Linear.of(D_in=inner, D_out=D, bias=self.bias and self.out_bias),
         }
         if self.qk_norm == "rms_norm":
-            found["q_norm"] = found["k_norm"] = RMSNorm.of(D=d, eps=self.eps)
+            children["q_norm"] = children["k_norm"] = RMSNorm.of(D=d, eps=self.eps)
         if self.dropout:
-            found["dropout"] = Dropout.of(p=self.dropout)
-        return found
+            children["dropout"] = Dropout.of(p=self.dropout)
+        return children
 
     def split_heads(self, F: Primitives, x: Tensor, heads: int, d: int) -> Tensor:
         """``[B, T, heads * d] -> [B, heads, T, d]``."""

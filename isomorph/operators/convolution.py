@@ -102,10 +102,10 @@ class Conv1d(Operator):
 
     def parameters(self, C_in: int, C_out: int) -> dict[str, Parameter]:
         initial = uniform_fan_in(C_in * self.kernel_size)
-        found = {
+        parameters = {
             "weight": Parameter((C_out, C_in, self.kernel_size), initial, ("embed", None, None)),
         }
-        return found | ({"bias": Parameter((C_out,), initial, ("embed",))} if self.bias else {})
+        return parameters | ({"bias": Parameter((C_out,), initial, ("embed",))} if self.bias else {})
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         bias = m.bias if self.bias else None

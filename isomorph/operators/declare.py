@@ -78,11 +78,11 @@ _TAKEN = frozenset(name for name in (*vars(Operator), *Operator.__annotations__)
 
 
 def _collect_arguments(cls: type[Operator], signature: Signature) -> dict[str, Argument]:
-    found: dict[str, Argument] = {}
+    arguments: dict[str, Argument] = {}
     for base in reversed(cls.__mro__):
         for key, spec in list(vars(base).items()):
             if isinstance(spec, Argument):
                 soundness.check_argument_name(cls, key, _TAKEN, signature)
                 spec.name, spec.type = key, soundness.annotated_type(cls, base, key, _TYPES)
-                found[key] = spec
-    return found
+                arguments[key] = spec
+    return arguments

@@ -231,10 +231,10 @@ class Conv2d(Operator):
     def parameters(self, C: int, D: int) -> dict[str, Parameter]:
         k = self.kernel_size
         initial = uniform_fan_in(C * k * k)
-        found = {"weight": Parameter((D, C, k, k), initial, ("embed", None, None, None))}
+        parameters = {"weight": Parameter((D, C, k, k), initial, ("embed", None, None, None))}
         if self.bias:
-            found["bias"] = Parameter((D,), initial, ("embed",))
-        return found
+            parameters["bias"] = Parameter((D,), initial, ("embed",))
+        return parameters
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         return F.conv2d(x, m.weight, m.bias if self.bias else None, stride=self.stride)

@@ -36,13 +36,13 @@ class FeedForward(Operator):
     )
 
     def children(self, D: int) -> dict[str, Operator]:
-        found = {
+        children = {
             "up": Linear.of(D_in=D, D_out=self.hidden, bias=self.bias),
             "down": Linear.of(D_in=self.hidden, D_out=D, bias=self.bias),
         }
         if self.dropout:
-            found["dropout"] = Dropout.of(p=self.dropout)
-        return found
+            children["dropout"] = Dropout.of(p=self.dropout)
+        return children
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         h = activate(F, self.activation, m.up(x))  # (B, ..., hidden)

@@ -45,10 +45,10 @@ class Linear(Operator):
 
     def parameters(self, D_in: int, D_out: int) -> dict[str, Parameter]:
         initial = uniform_fan_in(D_in)
-        found = {"weight": Parameter((D_out, D_in), initial, ("mlp", "embed"))}
+        parameters = {"weight": Parameter((D_out, D_in), initial, ("mlp", "embed"))}
         if self.bias:
-            found["bias"] = Parameter((D_out,), initial, ("mlp",))
-        return found
+            parameters["bias"] = Parameter((D_out,), initial, ("mlp",))
+        return parameters
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         return F.linear(x, m.weight, m.bias if self.bias else None)

@@ -56,12 +56,12 @@ class LayerNorm(Operator):
         check_epsilon(self.eps)
 
     def parameters(self, D: int) -> dict[str, Parameter]:
-        found = {}
+        parameters = {}
         if self.affine:
-            found["weight"] = Parameter((D,), ONE, ("embed",))
+            parameters["weight"] = Parameter((D,), ONE, ("embed",))
             if self.bias:
-                found["bias"] = Parameter((D,), ZERO, ("embed",))
-        return found
+                parameters["bias"] = Parameter((D,), ZERO, ("embed",))
+        return parameters
 
     def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
         return F.layer_norm(

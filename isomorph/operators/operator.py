@@ -134,12 +134,12 @@ class Operator:
         ``Linear.of(D_in=8, D_out=16, bias=False)``. Checks argument values, sizes and :meth:`check`.
         """
         key = (cls, "of", *values.items(), *map(type, values.values()))  # True is no 1
-        found = _instances.get(key)
-        if found is None:
+        instance = _instances.get(key)
+        if instance is None:
             sizes = {name: values.pop(name) for name in cls.sizing if name in values}
             arguments = cls.complete(values)
-            found = _remember(key, cls.bind(arguments, cls._complete_sizes(arguments, sizes)))
-        return found
+            instance = _remember(key, cls.bind(arguments, cls._complete_sizes(arguments, sizes)))
+        return instance
 
     @classmethod
     def _complete_sizes(cls, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
@@ -214,9 +214,9 @@ class Operator:
             if filled[name] is None:
                 filled[name] = known[size]
         key = (cls, *filled.values(), *known.values())
-        found = _instances.get(key)
-        if found is not None:
-            return found
+        instance = _instances.get(key)
+        if instance is not None:
+            return instance
         filled["sizes"] = known
         self = object.__new__(cls)
         self.__dict__.update(filled)

@@ -56,9 +56,9 @@ class Signature(NamedTuple):
         left, arrow, right = text.partition("->")
         if not arrow:
             raise ValueError(f"a shape pattern needs '->': {text!r}")
-        found = cls(_ports(left), _ports(right))
-        found._check(text)
-        return found
+        signature = cls(_ports(left), _ports(right))
+        signature._check(text)
+        return signature
 
     def _check(self, text: str) -> None:
         if not self.inputs or not self.outputs:
@@ -76,7 +76,7 @@ class Signature(NamedTuple):
         for port in self.outputs:
             if port.optional or port.variadic or port.dtype != "compute":
                 raise ValueError(f"the output {port.name} takes no mark and no dtype in {text!r}")
-            if "..." in port.axes and all("..." not in held.axes for held in self.inputs):
+            if "..." in port.axes and all("..." not in given.axes for given in self.inputs):
                 raise ValueError(f"`...` of the output {port.name} stands in no input of {text!r}")
             for axis in port.axes:
                 _check_expression(axis)

@@ -57,12 +57,12 @@ def annotated_type(cls: type[Operator], base: type, name: str, types: dict[str, 
             [f"write {name}: int = argument(...), or float, bool, str"],
         )
     written = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    found = types.get(written.split("|")[0].strip())
-    if found is None:
+    declared = types.get(written.split("|")[0].strip())
+    if declared is None:
         raise fault(
             cls, f"the argument {name} is annotated {shorten(written)}, expected int, float, bool or str"
         )
-    return found
+    return declared
 
 
 def read_signature(cls: type[Operator], shape: str) -> Signature:

@@ -53,7 +53,7 @@ def _node_difference(one: ResolvedGraph, mine: Node, other: ResolvedGraph, their
     before, after = _wiring(one, mine), _wiring(other, theirs)
     if before != after:
         lines.append(f"{name}: inputs {before} became {after}")
-    before, after = _made(one, mine), _made(other, theirs)
+    before, after = _outputs_text(one, mine), _outputs_text(other, theirs)
     if before != after:
         lines.append(f"{name}: outputs {before} became {after}")
     return lines
@@ -69,5 +69,5 @@ def _wiring(plan: ResolvedGraph, node: Node) -> str:
     )
 
 
-def _made(plan: ResolvedGraph, node: Node) -> str:
+def _outputs_text(plan: ResolvedGraph, node: Node) -> str:
     return ", ".join(f"{plan.values[v].port}={list(plan.values[v].shape)}" for v in node.outputs)

@@ -100,8 +100,8 @@ def evaluate(
     for node, holder in zip(plan.nodes, holders, strict=True):
         taken = tuple(None if slot is None else values[slot] for slot in node.call_slots)
         result = holder(*taken)
-        made = result if isinstance(result, tuple) else (result,)
-        values.update(zip(node.outputs, made, strict=True))
+        results = result if isinstance(result, tuple) else (result,)
+        values.update(zip(node.outputs, results, strict=True))
         if observe is not None:
-            observe(node, taken, made)
+            observe(node, taken, results)
     return {name: values[value] for name, value in plan.outputs}

@@ -91,10 +91,10 @@ class Archive:
             )
         with self._failing(), self._open(name) as member:
             declared = _read_header(member, name)
-            held = self._members[name].file_size - declared.start
-            if declared.nbytes != held:
+            present = self._members[name].file_size - declared.start
+            if declared.nbytes != present:
                 raise ValueError(
-                    f"{name} declares {declared.nbytes:,} bytes of numbers, but its part of the file holds {held:,}"
+                    f"{name} declares {declared.nbytes:,} bytes of numbers, but its part of the file holds {present:,}"
                 )
             return declared
 

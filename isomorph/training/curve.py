@@ -60,8 +60,8 @@ def _draw(axes: Any, records: list[dict[str, Any]], quantity: str) -> None:
 
 
 def _series(records: list[dict[str, Any]], quantity: str) -> tuple[list[int], list[float]]:
-    found = [(record["step"], record[quantity]) for record in records if quantity in record]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(record["step"], record[quantity]) for record in records if quantity in record]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def running_mean(values: list[float], window: int = 25) -> list[float]:

@@ -69,13 +69,13 @@ class Order:
 
     def permutation(self, epoch: int) -> Array:
         """The order of one epoch, from NumPy's Philox generator keyed by (seed, epoch)."""
-        found = self._kept.get(epoch)
-        if found is None:
+        permutation = self._kept.get(epoch)
+        if permutation is None:
             key = np.array([self.seed, epoch], dtype=np.uint64)
-            found = np.random.Generator(np.random.Philox(key=key)).permutation(self.count)
+            permutation = np.random.Generator(np.random.Philox(key=key)).permutation(self.count)
             self._kept = {number: order for number, order in self._kept.items() if number == epoch - 1}
-            self._kept[epoch] = found
-        return found
+            self._kept[epoch] = permutation
+        return permutation
 
     def places(self, start: int, size: int) -> tuple[Array, Array]:
         """Indices and epochs of the examples ``start .. start + size - 1`` of the endless sequence."""

@@ -329,8 +329,8 @@ def _draw(run: RunDirectory, reporter: Reporter) -> None:
 
 def _outcome_of_finished(run: RunDirectory, config: TrainingConfig, dataset: Dataset) -> Outcome:
     """What a run that ended earlier had to say."""
-    found = [record for record in read_records(run.metrics) if "test_loss" in record]
-    test = found[-1] if found else {}
+    tests = [record for record in read_records(run.metrics) if "test_loss" in record]
+    test = tests[-1] if tests else {}
     return Outcome(
         directory=str(run.path),
         step=config.steps,

@@ -340,19 +340,19 @@ def _cast(array: Array, dtype: str, where: str) -> Array:
     """The array in an input's dtype; half precisions stay float32 until the network rounds them."""
     target: Any = {"bfloat16": "float32", "float16": "float32"}.get(dtype, dtype)
     with np.errstate(over="ignore"):  # what is then infinite is refused
-        found = array.astype(target)
-    wrong = ~np.isfinite(found) if found.dtype.kind == "f" else found != array
+        converted = array.astype(target)
+    wrong = ~np.isfinite(converted) if converted.dtype.kind == "f" else converted != array
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
-        problem = "is no finite number" if found.dtype.kind == "f" else "does not fit"
+        problem = "is no finite number" if converted.dtype.kind == "f" else "does not fit"
         raise IsomorphError(
             "E_ARGUMENT",
             f"{where}[{', '.join(map(str, place))}] is {array[place]}, which {problem} in {target}",
             hints=["clean the data: one such number makes every weight nan"]
-            if found.dtype.kind == "f"
+            if converted.dtype.kind == "f"
             else (),
         )
-    return found
+    return converted
 
 
 def _contracts(plan: Plan) -> str:

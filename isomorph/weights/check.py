@@ -25,8 +25,8 @@ def check_weights(plan: Plan, shapes: Mapping[str, Sequence[int]]) -> None:
     misshapen = [path for path in expected if path in shapes and tuple(shapes[path]) != expected[path]]
     if not (missing or unexpected or misshapen):
         return
-    found = (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
-    counts = ", ".join(f"{len(paths)} {word}" for word, paths in found if paths)
+    kinds = (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+    counts = ", ".join(f"{len(paths)} {word}" for word, paths in kinds if paths)
     guess = missing if len(unexpected) <= _MOST_GUESSES else []
     raise IsomorphError(
         "E_WEIGHTS",

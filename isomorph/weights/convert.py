@@ -40,17 +40,17 @@ def owned_weights(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
     arrays = {
         p: v if hasattr(v, "shape") and hasattr(v, "dtype") else to_array(p, v) for p, v in weights.items()
     }
-    found = merge_ties(plan, arrays)
+    arrays_by_owner = merge_ties(plan, arrays)
     try:
-        check_weights(plan, {path: tuple(array.shape) for path, array in found.items()})
+        check_weights(plan, {path: tuple(array.shape) for path, array in arrays_by_owner.items()})
     except IsomorphError as error:
-        prefix = foreign_prefix(plan, found)
+        prefix = foreign_prefix(plan, arrays_by_owner)
         if not prefix:
             raise
         hint = f"every such path starts with {prefix!r}: strip that prefix before loading"
         raise IsomorphError(error.code, error.message, hints=[*error.hints, hint]) from None
-    _check_floating(plan, found)
-    return {parameter.path: found[parameter.path] for parameter in plan.parameters}
+    _check_floating(plan, arrays_by_owner)
+    return {parameter.path: arrays_by_owner[parameter.path] for parameter in plan.parameters}
 
 
 def _check_dense(weights: Mapping[str, Any]) -> None:
@@ -81,20 +81,20 @@ def to_array(path: str, value: Any) -> np.ndarray:
 
 def merge_ties(plan: Plan, weights: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping with every tied path replaced by its owner's; E_WEIGHTS when the two differ."""
-    found = {path: array for path, array in weights.items() if path not in plan.ties}
-    source = {path: path for path in found}
+    owned = {path: array for path, array in weights.items() if path not in plan.ties}
+    source = {path: path for path in owned}
     for alias, owner in plan.ties.items():
         if alias not in weights:
             continue
-        if owner not in found:
-            found[owner], source[owner] = weights[alias], alias
-        elif not _equal(found[owner], weights[alias]):
+        if owner not in owned:
+            owned[owner], source[owner] = weights[alias], alias
+        elif not _equal(owned[owner], weights[alias]):
             raise IsomorphError(
                 "E_WEIGHTS",
                 f"{alias} is tied to {owner}, but {source[owner]} and {alias} are given different values",
                 hints=["give one of them, or both alike; or resolve the definition without the tie"],
             )
-    return found
+    return owned
 
 
 def foreign_prefix(plan: Plan, paths: Iterable[str]) -> str:

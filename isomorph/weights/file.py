@@ -23,7 +23,7 @@ from isomorph.plan import Plan
 from isomorph.weights.convert import owned_weights, to_array
 from isomorph.writing.atomic import Content, atomic_write
 from isomorph.writing.marks import MOST_HEADER_BYTES, Kind, tensors_marked
-from isomorph.writing.rule import file_target, told
+from isomorph.writing.rule import file_target, naming_errors
 
 CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The format's names of the dtypes that a plan may have."""
@@ -178,7 +178,7 @@ def write_safetensors(
         IsomorphError: E_OUTPUT when the file cannot be written.
     """
     name = path_text(path, "the file's path")
-    with told(name):
+    with naming_errors(name):
         atomic_write(name, tensor_content(arrays, metadata))
 
 

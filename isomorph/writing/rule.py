@@ -102,7 +102,7 @@ class Target(NamedTuple):
     def write(self, content: Content) -> None:
         """Write it, whole or not at all where it is a file; E_OUTPUT where that is refused or fails."""
         self.check()
-        with told(self.name):
+        with naming_errors(self.name):
             if self.streams:
                 _write_through(self.name, content)
             else:
@@ -127,7 +127,7 @@ class Target(NamedTuple):
         name = self.name
         if name.endswith(("/", os.sep)):
             raise unwritable(name, OSError(errno.EISDIR, os.strerror(errno.EISDIR)))
-        with told(name):
+        with naming_errors(name):
             if exists and not self.force and os.stat(name).st_size and not self.kind.is_own(name):
                 raise IsomorphError(
                     "E_OUTPUT",
@@ -208,7 +208,7 @@ def directory_target(path: object, what: str) -> Path:
             there, and for a missing one whose name looks like a file's.
     """
     name = path_text(path, what)
-    with told(name):
+    with naming_errors(name):
         try:
             mode = os.stat(name).st_mode
         except FileNotFoundError:
@@ -241,7 +241,7 @@ def made_directory(path: Path) -> Iterator[Path]:
         IsomorphError: E_OUTPUT for whatever the system has against one, or against what is done inside.
     """
     missing = [place for place in (path, *path.parents) if not os.path.lexists(place)]
-    with told(str(path)):
+    with naming_errors(str(path)):
         try:
             path.mkdir(parents=True, exist_ok=True)
             yield path
@@ -266,7 +266,7 @@ def staged_files(files: Sequence[tuple[Target, Content]]) -> Iterator[list[Stage
     with contextlib.ExitStack() as stack:
         finished = []
         for target, content in files:
-            with told(target.name):
+            with naming_errors(target.name):
                 finished.append(stack.enter_context(staged(target.name, content)))
         yield finished
 
@@ -275,7 +275,7 @@ def write_files(files: Sequence[tuple[Target, Content]]) -> None:
     """Write files that make one result, in their order; all of them or, unless a rename fails, none. E_OUTPUT."""
     with staged_files(files) as finished:
         for (target, _), file in zip(files, finished, strict=True):
-            with told(target.name):
+            with naming_errors(target.name):
                 file.publish()
 
 
@@ -283,7 +283,7 @@ def write_files(files: Sequence[tuple[Target, Content]]) -> None:
 
 
 @contextlib.contextmanager
-def told(name: str) -> Iterator[None]:
+def naming_errors(name: str) -> Iterator[None]:
     """E_OUTPUT, with the place, for whatever the system has against a file."""
     try:
         yield

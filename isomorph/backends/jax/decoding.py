@@ -270,7 +270,7 @@ def checked_inputs(
         given: arrays by name.
     """
     require_x64(prepared.plan)
-    found: dict[int, Any] = {}
+    arrays: dict[int, Any] = {}
     for index in layout.others:
         name, value = layout.plan.inputs[index]
         array = given[name]
@@ -278,12 +278,12 @@ def checked_inputs(
             raise no_array(name, array)
         with suppress(TypeError):  # of a dtype that JAX does not have, which the contract refuses
             array = jnp.asarray(array)
-        found[value] = array
-    found = check_contracts(layout, shape, found, KINDS)
+        arrays[value] = array
+    arrays = check_contracts(layout, shape, arrays, KINDS)
     if dtype is not None:
         for index in layout.others:
-            prepared.check_dtype(index, found[layout.plan.inputs[index][1]], dtype)
-    return found
+            prepared.check_dtype(index, arrays[layout.plan.inputs[index][1]], dtype)
+    return arrays
 
 
 def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]) -> dict[int, Tensor]:
@@ -312,10 +312,10 @@ def composites(plan: Plan) -> list[tuple[str, Operator]]:
     def inside(path: str, operator: Operator) -> list[tuple[str, Operator]]:
         if operator.leaf is not None:
             return []
-        found = [(path, operator)]
+        operators = [(path, operator)]
         for name, child in operator.child_operators.items():
-            found += inside(f"{path}.{name}", child)
-        return found
+            operators += inside(f"{path}.{name}", child)
+        return operators
 
     return [entry for node in plan.nodes for entry in inside(node.name, node.operator)]
 

@@ -104,7 +104,7 @@ class Engine:
             i for i, value in enumerate(self._contracts.values) if DTYPE_KINDS[value.dtype] == "float"
         )
         self._lock = Lock()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         with jax.ensure_compile_time_eval():
             self._state = self._derived()
 
@@ -192,8 +192,8 @@ class Engine:
             if state.departure or not state.holds(self.source.marks()):
                 with jax.ensure_compile_time_eval():  # somebody else's function may be under way
                     state = self._state = self._derived()
-        if state.departure and state.departure not in self._told:
-            self._told.add(state.departure)
+        if state.departure and state.departure not in self._warned:
+            self._warned.add(state.departure)
             warnings.warn(
                 f"isomorph: the prepared model calls the model itself, since {state.departure}; "
                 "it is faster again when that is undone",
@@ -234,9 +234,9 @@ class Engine:
         return self.current().departure
 
     def _derived(self) -> State:
-        marks, found = self.source.look()  # before anything is read
-        if found:
-            return State(marks, found, np.dtype(np.float32), None, None)
+        marks, departure = self.source.look()  # before anything is read
+        if departure:
+            return State(marks, departure, np.dtype(np.float32), None, None)
         parameters = self.source.parameters()
         dtype = np.dtype(
             next(iter(parameters.values())).array.dtype if parameters else jnp.dtype(self.plan.dtype)
@@ -260,9 +260,9 @@ def refuse_training(name: str) -> NoReturn:
 def _computed(function: Any, weights: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
     """What a compiled function gives, as numbers also where somebody else's function is being traced."""
     with suppress(ValueError):  # options of the compiler are not for a function inside another one
-        found = function(weights, tensors)
-        if not isinstance(found[0][0], Tracer):
-            return found
+        outputs = function(weights, tensors)
+        if not isinstance(outputs[0][0], Tracer):
+            return outputs
     with jax.ensure_compile_time_eval():
         return function(weights, tensors)
 

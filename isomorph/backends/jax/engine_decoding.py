@@ -43,16 +43,16 @@ class EngineSteps(CompiledSteps):
             collect(programs.mixing, self.keys, inputs_first)
             collect(programs.scoring, self.keys, inputs_first)
         inputs = [layout.plan.inputs[index][1] for index in layout.others]
-        made = [output for node in layout.fixed for output in node.outputs]
-        collect(fixed_program(layout, {}, inputs, made, largest=largest), self.keys, inputs_first)
+        outputs = [output for node in layout.fixed for output in node.outputs]
+        collect(fixed_program(layout, {}, inputs, outputs, largest=largest), self.keys, inputs_first)
 
     def _fixed(self, parameters: Any, inputs: Mapping[int, Tensor]) -> dict[int, Tensor]:
         layout = self.layout
         sizes = symbol_sizes(layout, inputs, KINDS)
         wanted = [output for node in layout.fixed for output in node.outputs]
         program = fixed_program(layout, sizes, list(inputs), wanted, largest=self._largest)
-        made = self._run(program, parameters, None, list(inputs.values()))
-        return {**inputs, **dict(zip(wanted, made, strict=True))}
+        tensors = self._run(program, parameters, None, list(inputs.values()))
+        return {**inputs, **dict(zip(wanted, tensors, strict=True))}
 
     def _scores(
         self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool

@@ -63,13 +63,13 @@ def made_of(kept: Kept, parameters: Mapping[str, Held], dtype: Any) -> Tensor:
         return jnp.asarray(array if transposed == inputs_first else array.T, dtype)
     arithmetic = _Arithmetic(parameters)
     shape = derived.shape(weight, arithmetic)
-    made = _aligned(shape[::-1] if inputs_first else shape, np.dtype(dtype))
-    by_rows = made.T if inputs_first else made
+    aligned = _aligned(shape[::-1] if inputs_first else shape, np.dtype(dtype))
+    by_rows = aligned.T if inputs_first else aligned
     rows = max(1, _PIECE // max(1, derived.row_size(weight, arithmetic)))
     for start in range(0, shape[0], rows):
         part = slice(start, min(start + rows, shape[0]))
         by_rows[part] = derived.evaluate(weight, arithmetic, part)
-    return jax.device_put(made)
+    return jax.device_put(aligned)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -91,16 +91,16 @@ class _Arithmetic:
 
     def parameter(self, path: str) -> Any:
         array, transposed = self._parameters[path]
-        found = np.asarray(array)
-        return found.T if transposed else found
+        values = np.asarray(array)
+        return values.T if transposed else values
 
     def wide(self, array: Any) -> Any:
         return array.astype(np.float64)
 
     def times(self, array: Any, factor: Any) -> Any:
-        found = self.wide(array)
-        found *= factor
-        return found
+        product = self.wide(array)
+        product *= factor
+        return product
 
     def apply(self, matrix: Any, vector: Any) -> Any:
         return self.wide(matrix) @ vector

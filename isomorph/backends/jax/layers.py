@@ -67,10 +67,10 @@ def inside(paths: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def places(plan: Plan) -> dict[str, Place]:
     """Where each of the plan's parameters is kept, in the plan's order."""
-    found: dict[str, Place] = {}
+    by_path: dict[str, Place] = {}
     for node in plan.nodes:
-        found.update(_places(node.operator, (node.name,), node.tie))
-    return {p.path: found[p.path]._replace(frozen=not p.trainable) for p in plan.parameters}
+        by_path.update(_places(node.operator, (node.name,), node.tie))
+    return {p.path: by_path[p.path]._replace(frozen=not p.trainable) for p in plan.parameters}
 
 
 def _places(

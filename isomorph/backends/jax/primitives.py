@@ -220,13 +220,13 @@ def masked_pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
         count = jnp.maximum(mask.sum(1), 1).astype(wide.dtype)  # (B)
         return (wide.sum(1) / count[:, None]).astype(x.dtype)
     if mode == "max":
-        found = jnp.where(mask[..., None], x, -jnp.inf).max(1)  # (B, D)
+        pooled = jnp.where(mask[..., None], x, -jnp.inf).max(1)  # (B, D)
     else:
         seen = mask if mode == "first" else mask[:, ::-1]
         index = jnp.argmax(seen, axis=1)  # (B), the first of equal ones
         index = index if mode == "first" else x.shape[1] - 1 - index
-        found = jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]  # (B, D)
-    return jnp.where(mask.any(1)[:, None], found, 0)
+        pooled = jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]  # (B, D)
+    return jnp.where(mask.any(1)[:, None], pooled, 0)
 
 
 # -- rotary tables ---------------------------------------------------------------------------------

@@ -91,16 +91,16 @@ class JaxWriter(Writer):
         return f"P.layer_norm({x}, {weight}, {bias}, eps={op.attributes['eps']!r})"
 
     def _attention(self, op: Op, read: Read, program: Rewritten) -> str:
-        told = {name: value for name, value in op.attributes.items() if name != "mask"}
+        rule = {name: value for name, value in op.attributes.items() if name != "mask"}
         tensors = ", ".join(map(read, op.inputs))
-        if self._remembering and told["causal"]:
-            del told["causal"]
+        if self._remembering and rule["causal"]:
+            del rule["causal"]
             call, self._calls = self._calls, self._calls + 1
-            return f"M.attend({call}, {tensors}{keywords(told)})"
-        hides = bool(told["causal"] or told["window"])
+            return f"M.attend({call}, {tensors}{keywords(rule)})"
+        hides = bool(rule["causal"] or rule["window"])
         if op.attributes["mask"] or (hides and not self._summing):
-            return f"P.attention({tensors}{keywords(told)})"
-        text = f"attend({tensors}{keywords(told)})"
+            return f"P.attention({tensors}{keywords(rule)})"
+        text = f"attend({tensors}{keywords(rule)})"
         return f"summed({text}, S)" if hides else text
 
     def _linear(self, op: Op, read: Read, program: Rewritten) -> str:
@@ -155,7 +155,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, softca
     )
 
 
-def attend_narrow(q: Tensor, k: Tensor, v: Tensor, **told: Any) -> Tensor:
+def attend_narrow(q: Tensor, k: Tensor, v: Tensor, **rule: Any) -> Tensor:
     """The same with products of half precision; the softmax stays wide."""
     narrow = (tensor.astype(jnp.bfloat16) for tensor in (q, k, v))
-    return attend(*narrow, **told).astype(q.dtype)
+    return attend(*narrow, **rule).astype(q.dtype)

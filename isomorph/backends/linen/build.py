@@ -11,7 +11,7 @@ from jax import numpy as jnp
 
 from isomorph.backends.jax.build import PreparedPlan, network_dtype
 from isomorph.backends.jax.layers import Place
-from isomorph.backends.linen.layers import calling, held, layer, put
+from isomorph.backends.linen.layers import array_at, calling, layer, put
 from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
 
@@ -54,27 +54,27 @@ class Network(nn.Module):
 
     def _tied(self, node: Node) -> dict[str, jax.Array]:
         """Arrays in plan layout for what the node takes from elsewhere."""
-        found = {}
+        arrays = {}
         for path, owner in node.tie.items():
             place = self.prepared.places[owner]
             try:
-                array = self._held(place)
-                found[path] = array.T if place.transposed else array
+                array = self._array(place)
+                arrays[path] = array.T if place.transposed else array
             except IsomorphError:
                 if not self.is_initializing():
                     raise
-                found[path] = jnp.zeros(self.prepared.parameters[owner].shape, self.plan.dtype)
-        return found
+                arrays[path] = jnp.zeros(self.prepared.parameters[owner].shape, self.plan.dtype)
+        return arrays
 
-    def _held(self, place: Place) -> Any:
-        return held(self.variables, place)
+    def _array(self, place: Place) -> Any:
+        return array_at(self.variables, place)
 
     def _dtype(self) -> np.dtype[Any] | None:
         smallest = self.prepared.smallest
         if smallest is None or self.is_initializing():
             return np.dtype(jnp.dtype(self.plan.dtype))
         try:
-            return network_dtype(self._held(smallest))
+            return network_dtype(self._array(smallest))
         except IsomorphError:
             return None  # Flax says itself what is missing
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from isomorph.backends.jax.engine import Engine, Source, refuse_training
 from isomorph.backends.jax.engine_weights import Held
 from isomorph.backends.linen import decoding
-from isomorph.backends.linen.layers import FROZEN, PARAMS, held
+from isomorph.backends.linen.layers import FROZEN, PARAMS, array_at
 from isomorph.errors import IsomorphError
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class LinenSource(Source):
         return [], ""
 
     def parameters(self) -> Mapping[str, Held]:
-        return {path: self._held(path) for path in self._places}
+        return {path: self._array(path) for path in self._places}
 
-    def _held(self, path: str) -> Held:
+    def _array(self, path: str) -> Held:
         place = self._places[path]
-        return Held(held(self._variables, place), place.transposed)
+        return Held(array_at(self._variables, place), place.transposed)
 
     def call(self, tensors: Sequence[Any]) -> Any:
         return self.model(*tensors)

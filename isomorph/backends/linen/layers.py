@@ -38,7 +38,7 @@ def collection(place: Place) -> str:
     return FROZEN if place.frozen else PARAMS
 
 
-def held(variables: Mapping[str, Any], place: Place) -> Any:
+def array_at(variables: Mapping[str, Any], place: Place) -> Any:
     """A parameter among a network's variables, as it lies there.
 
     Raises:

@@ -41,12 +41,12 @@ def variables(plan: Plan, weights: Mapping[str, Any] | None = None, seed: int = 
     require_x64(Plan.expect(plan))
     fitting = initial_weights(plan, seed) if weights is None else owned_weights(plan, weights)
     places = prepared(plan).places
-    found: dict[str, dict[tuple[str, ...], jax.Array]] = {PARAMS: {}}
+    leaves_by_collection: dict[str, dict[tuple[str, ...], jax.Array]] = {PARAMS: {}}
     for path, array in fitting.items():
         place = places[path]
-        made = to_jax(array, plan.dtype, place.transposed)
-        found.setdefault(collection(place), {})[place.path] = made
-    return {name: _nested(leaves) for name, leaves in found.items()}
+        leaf = to_jax(array, plan.dtype, place.transposed)
+        leaves_by_collection.setdefault(collection(place), {})[place.path] = leaf
+    return {name: _nested(leaves) for name, leaves in leaves_by_collection.items()}
 
 
 def weights(plan: Plan, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -74,11 +74,11 @@ def weights(plan: Plan, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
             f'variables must be a mapping with a "params" collection, got {shorten(variables)}',
         )
     known = {place.path: (path, place) for path, place in places.items()}
-    found, misplaced = {}, []
+    arrays, misplaced = {}, []
     for name in (PARAMS, FROZEN):
         for keys, array in _leaves(variables.get(name, {})):
             path, place = known.get(keys, (".".join(keys), None))
-            found[path] = to_plan(array, place is not None and place.transposed)
+            arrays[path] = to_plan(array, place is not None and place.transposed)
             if place is not None and collection(place) != name:
                 misplaced.append(f"{path} belongs in {collection(place)!r}, not in {name!r}")
     if misplaced:
@@ -87,7 +87,7 @@ def weights(plan: Plan, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
             "what is frozen lies in a collection of its own, and some of this does not",
             hints=misplaced,
         )
-    return owned_weights(plan, found)
+    return owned_weights(plan, arrays)
 
 
 def _nested(leaves: Mapping[tuple[str, ...], Any]) -> Tree:

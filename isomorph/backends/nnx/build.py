@@ -51,11 +51,11 @@ class Network(nnx.Module):
 
     def _tied(self, node: Node) -> dict[str, jax.Array]:
         """Arrays in plan layout for what the node takes from elsewhere."""
-        found = {}
+        arrays = {}
         for path, owner in node.tie.items():
             array = self.variable(owner)[...]
-            found[path] = array.T if self._prepared.places[owner].transposed else array
-        return found
+            arrays[path] = array.T if self._prepared.places[owner].transposed else array
+        return arrays
 
     def _dtype(self) -> np.dtype[Any] | None:
         smallest = self._prepared.smallest

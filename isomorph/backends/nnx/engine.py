@@ -56,7 +56,7 @@ class _Noted:
 
     Attributes:
         places, names: dictionaries that hold parts of it, and under which names.
-        held: what they held.
+        parts: those parts.
         kinds: the classes of its layers, which hold the functions that it computes with.
         variables: its parameters by path.
     """
@@ -64,7 +64,7 @@ class _Noted:
     def __init__(self) -> None:
         self.places: list[dict[str, Any]] = []
         self.names: list[str] = []
-        self.held: list[Any] = []
+        self.parts: list[Any] = []
         self.kinds: dict[type, None] = {}
         self.variables: dict[str, nnx.Variable[Any]] = {}
 
@@ -73,7 +73,7 @@ class _Noted:
         part = vars(module).get(name)
         self.places.append(vars(module))
         self.names.append(name)
-        self.held.append(part)
+        self.parts.append(part)
         return part
 
     def arrays(self) -> list[Any]:
@@ -108,14 +108,14 @@ class NnxSource(Source):
         try:
             for node in self.plan.nodes:
                 self._look_into(noted.part(self.model, node.name), node.operator, node.name, node.tie, noted)
-        except _Departure as found:
-            departure = str(found)
+        except _Departure as reason:
+            departure = str(reason)
         functions = noted.functions()
         if not departure and any(map(is_patched, noted.kinds)):
             (kind, *_) = filter(is_patched, noted.kinds)
             departure = f"the class {kind.__name__} computes with a function that was put on it"
         self._noted, arrays = noted, noted.arrays()
-        return [*noted.held, *functions, *arrays], departure or self._other_arrays(noted, arrays)
+        return [*noted.parts, *functions, *arrays], departure or self._other_arrays(noted, arrays)
 
     def _look_into(
         self, module: Any, operator: Operator, path: str, tied: Mapping[str, str], noted: _Noted

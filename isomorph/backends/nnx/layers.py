@@ -107,10 +107,10 @@ def calling(
     module: Any, tied: Mapping[str, jax.Array], primitives: Primitives = PRIMITIVES
 ) -> Callable[..., Any]:
     """The module, told of the tied parameters inside it and of what to compute with."""
-    told: dict[str, Any] = {"tied": tied} if tied else {}
+    keywords: dict[str, Any] = {"tied": tied} if tied else {}
     if primitives is not PRIMITIVES and isinstance(module, OperatorModule):
-        told["primitives"] = primitives
-    return partial(module, **told) if told else module
+        keywords["primitives"] = primitives
+    return partial(module, **keywords) if keywords else module
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -151,8 +151,8 @@ def layer(operator: Operator, values: Values, path: str, tied: Mapping[str, str]
     for name in operator.own_parameters:
         full = f"{path}.{name}"
         if name not in tied and not values.prepared.parameters[full].trainable:
-            held = values.prepared.places[full].path[-1]
-            setattr(module, held, Frozen(getattr(module, held)[...]))
+            attribute = values.prepared.places[full].path[-1]
+            setattr(module, attribute, Frozen(getattr(module, attribute)[...]))
     return module
 
 

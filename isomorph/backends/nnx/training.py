@@ -98,13 +98,13 @@ class Trainer(trainer.Trainer):
 
     def weights(self) -> dict[str, Array]:
         dtype = numpy_dtype(self.plan.dtype)
-        return {path: array.astype(dtype) for path, array in self._in_plan_layout(self._held()).items()}
+        return {path: array.astype(dtype) for path, array in self._in_plan_layout(self._all_arrays()).items()}
 
     def state(self) -> dict[str, Array]:
         adam: Any = self._moments[0]
         return {
             prefix + path: array
-            for prefix, arrays in ((WEIGHTS, self._held()), (FIRST, adam.mu), (SECOND, adam.nu))
+            for prefix, arrays in ((WEIGHTS, self._all_arrays()), (FIRST, adam.mu), (SECOND, adam.nu))
             for path, array in self._in_plan_layout(arrays).items()
         }
 
@@ -112,8 +112,8 @@ class Trainer(trainer.Trainer):
         check_state(self.plan, state)
 
         def arrays(prefix: str, paths: Sequence[str]) -> Arrays:
-            found = {p: to_jax(state[prefix + p], self._dtype, self._places[p].transposed) for p in paths}
-            return jax.device_put(found, self._device)
+            loaded = {p: to_jax(state[prefix + p], self._dtype, self._places[p].transposed) for p in paths}
+            return jax.device_put(loaded, self._device)
 
         with self._settings():
             self._hold(arrays(WEIGHTS, list(self._places)))
@@ -183,11 +183,11 @@ class Trainer(trainer.Trainer):
 
     def _hold(self, arrays: Arrays) -> None:
         """Take these parameters, trained ones apart from frozen ones."""
-        held = jax.device_put(arrays, self._device)
-        self._trained = {path: held.pop(path) for path in self._names}
-        self._frozen = held
+        on_device = jax.device_put(arrays, self._device)
+        self._trained = {path: on_device.pop(path) for path in self._names}
+        self._frozen = on_device
 
-    def _held(self) -> Arrays:
+    def _all_arrays(self) -> Arrays:
         """All parameters in the plan's order."""
         return {path: self._trained.get(path, self._frozen.get(path)) for path in self._places}
 
@@ -230,14 +230,16 @@ class _Functional:
         self._graphs = {}
         for training in (True, False):
             model.train() if training else model.eval()
-            self._graphs[training], held, rest = nnx.split(model, (nnx.Param, Frozen), ...)
-        self._variables = {paths[where]: (where, variable) for where, variable in nnx.to_flat_state(held)}
+            self._graphs[training], parameters, rest = nnx.split(model, (nnx.Param, Frozen), ...)
+        self._variables = {
+            paths[where]: (where, variable) for where, variable in nnx.to_flat_state(parameters)
+        }
         self._rest = list(nnx.to_flat_state(rest))
         self.arrays: Arrays = {path: variable[...] for path, (_, variable) in self._variables.items()}
 
     def __call__(self, arrays: Arrays, inputs: Mapping[str, jax.Array], key: jax.Array | None) -> Any:
         """Outputs; with dropout drawn from ``key``, without any when there is none."""
-        held = [
+        parameters = [
             (where, variable.replace(arrays[path])) for path, (where, variable) in self._variables.items()
         ]
         count = len(self._rest)
@@ -245,7 +247,9 @@ class _Functional:
         rest = [
             (where, _fresh(variable, own)) for (where, variable), own in zip(self._rest, keys, strict=True)
         ]
-        model = nnx.merge(self._graphs[key is not None], nnx.from_flat_state(held), nnx.from_flat_state(rest))
+        model = nnx.merge(
+            self._graphs[key is not None], nnx.from_flat_state(parameters), nnx.from_flat_state(rest)
+        )
         return model(**inputs)
 
 

@@ -82,10 +82,10 @@ def usable_device(device: Any, hint: str = 'device="cpu"', *, computing: bool = 
 def _allocate(network: Network, plan: Plan, device: torch.device) -> None:
     """Give every owner a parameter of the plan's dtype, and every tied path its owner's."""
     dtype = getattr(torch, plan.dtype)
-    made = {}
+    parameters = {}
     for parameter in plan.parameters:
         storage = torch.empty(parameter.shape, dtype=dtype, device=device)
-        made[parameter.path] = nn.Parameter(storage, requires_grad=parameter.trainable)
-    for path, parameter in made.items():
+        parameters[parameter.path] = nn.Parameter(storage, requires_grad=parameter.trainable)
+    for path, parameter in parameters.items():
         put(network, path, parameter)
     tie(network)

@@ -52,8 +52,10 @@ class TorchMemory(Memory):
         causal, window = T > 1, window if T > 1 else 0
         same = q.dtype == keys.dtype
         queries = q if same else q.to(keys.dtype)
-        found = primitives.attend(queries, keys, values, mask, causal=causal, window=window, softcap=softcap)
-        return found if same else found.to(q.dtype)
+        attended = primitives.attend(
+            queries, keys, values, mask, causal=causal, window=window, softcap=softcap
+        )
+        return attended if same else attended.to(q.dtype)
 
     def _shown(self) -> Tensor | None:
         """Which slots hold ids, ``[B, C]``; None for all."""

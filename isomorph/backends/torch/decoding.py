@@ -98,8 +98,8 @@ class TorchDecoder(Decoder):
         twin.training, twin._compiled_call_impl = False, None
         twin.forward = self._forward
         given = {**self.inputs, self._ids: ids}
-        made = twin(*[given[value] for _, value in self.layout.plan.inputs if value in given])
-        return (next(iter(made.values())) if isinstance(made, dict) else made)[:, -1]
+        result = twin(*[given[value] for _, value in self.layout.plan.inputs if value in given])
+        return (next(iter(result.values())) if isinstance(result, dict) else result)[:, -1]
 
     def _forward(self, *inputs: Tensor) -> Any:
         """The network's outputs as far as they are computed: scores ``[B, 1, V]`` behind the last id."""
@@ -132,7 +132,7 @@ class TorchDecoder(Decoder):
 def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]) -> dict[int, Tensor]:
     """The further inputs as tensors by their value ids, checked as a call of the model checks them."""
     network = model.network if isinstance(model, Engine) else unwrap(model)
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for index in layout.others:
         name, value = layout.plan.inputs[index]
         try:
@@ -141,12 +141,12 @@ def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[st
             tensor = None
         if tensor is None:
             raise no_tensor(name, given[name])
-        found[value] = tensor
-    found = check_contracts(layout, shape, found, KINDS)
+        tensors[value] = tensor
+    tensors = check_contracts(layout, shape, tensors, KINDS)
     for index in layout.others:
         if index in network._compute_inputs:
-            network._check_dtype(index, found[layout.plan.inputs[index][1]])
-    return found
+            network._check_dtype(index, tensors[layout.plan.inputs[index][1]])
+    return tensors
 
 
 def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]) -> Decoder:

@@ -40,10 +40,10 @@ def _eight_bits_work() -> bool:
     w = torch.randint(-127, 128, (5, 2 * _MULTIPLE), generator=generator, dtype=torch.int8, device="cpu")
     steps = torch.full((5,), 2.0**-7, dtype=torch.bfloat16, device="cpu")
     try:
-        found = torch.ops.aten._weight_int8pack_mm.default(x, w, steps).float()
+        product = torch.ops.aten._weight_int8pack_mm.default(x, w, steps).float()
         expected = x.float() @ (w.float() * 2.0**-7).t()
         problem = (
-            "" if torch.allclose(found, expected, rtol=2**-7, atol=2**-4) else "it computes something else"
+            "" if torch.allclose(product, expected, rtol=2**-7, atol=2**-4) else "it computes something else"
         )
     except (AttributeError, RuntimeError, TypeError) as error:
         problem = str(error).splitlines()[0]
@@ -182,11 +182,11 @@ def _split_works() -> bool:
         x = torch.randn(rows, 96, generator=generator, dtype=torch.float32, device="cpu")
         x[0] = 1.0  # the largest bytes beside the largest weights
         try:
-            found = multiply_split(x, packed(w, steps), None).double()
+            product = multiply_split(x, packed(w, steps), None).double()
         except (AttributeError, RuntimeError, TypeError):
             return False
         # half a step for each number, and a little for float32
         most = 0.51 * x.abs().amax(-1, keepdim=True).double() / _LEVELS * exact.abs().sum(-1)
-        if not bool(((found - x.double() @ exact.t()).abs() <= most + 1e-5).all()):
+        if not bool(((product - x.double() @ exact.t()).abs() <= most + 1e-5).all()):
             return False
     return True

@@ -60,7 +60,7 @@ class Engine:
         self._dtype = dtype
         self._expected = expected_parts(self.plan)
         self._lock = Lock()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._state = self._derived()
 
     def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
@@ -181,8 +181,8 @@ class Engine:
             return in_evaluation(self.network)(*tensors)
 
     def _say(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             warnings.warn(
                 f"isomorph: the prepared model calls the model itself, since {reason}; "
                 "it is faster again when that is undone",
@@ -274,8 +274,8 @@ class State:
 
 
 def _hides_positions(op: Op) -> bool:
-    told = op.attributes
-    return op.kind == "attention" and not told["mask"] and bool(told["causal"] or told["window"])
+    rule = op.attributes
+    return op.kind == "attention" and not rule["mask"] and bool(rule["causal"] or rule["window"])
 
 
 def _casting(
@@ -300,21 +300,21 @@ def compiled(
         tables: which of its arguments are looked up in a table, and the rows of that: what is compiled does
             not refuse an id outside it.
     """
-    found: list[Any] = []
+    functions: list[Any] = []
 
     def call(*tensors: Any) -> tuple[Tensor, ...]:
-        if not found:  # sizes that are met once are not worth compiling for
+        if not functions:  # sizes that are met once are not worth compiling for
             results = run(*tensors)
-            found.append(torch.compile(run, dynamic=False))
+            functions.append(torch.compile(run, dynamic=False))
             return results
         for index, rows in tables:
             primitives.check_ids(tensors[index], rows)
         try:
-            return found[0](*tensors)
+            return functions[0](*tensors)
         except Exception as error:
             results = run(*tensors)  # an error of the inputs is raised here, in the framework's own words
-            if found[0] is not run:
-                found[0] = run
+            if functions[0] is not run:
+                functions[0] = run
                 reason = str(error).partition("\n")[0]
                 warnings.warn(
                     f"isomorph: torch.compile failed for a prepared model ({reason}); it runs uncompiled",

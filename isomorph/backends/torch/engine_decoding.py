@@ -63,14 +63,14 @@ class EngineDecoder(Decoder):
         known = steps.get(key)
         if known is None:
             programs = step_programs(self.layout, rows, length, self.sizes, padded=self.padded)
-            known = (self._made(programs.mixing), self._made(programs.scoring), programs.fixed)
+            known = (self._function(programs.mixing), self._function(programs.scoring), programs.fixed)
             steps[key] = known
             if len(steps) > MOST_PROGRAMS:
                 with suppress(KeyError):  # another thread was first
                     steps.popitem(last=False)
         return known
 
-    def _made(self, program: Rewritten) -> Function:
+    def _function(self, program: Rewritten) -> Function:
         store = self.state.store
         writer = TorchWriter(store, remembering=True)
         with torch.no_grad():

@@ -143,15 +143,15 @@ def prepare_training(model: nn.Module, *, checkpointing: bool = False) -> Networ
     return twin
 
 
-def _sharing(module: nn.Module, fast: bool, made: dict[int, nn.Module]) -> nn.Module:
+def _sharing(module: nn.Module, fast: bool, twins: dict[int, nn.Module]) -> nn.Module:
     """A module that holds the same parameters, buffers and hooks, its linears of the fast kind."""
-    if id(module) in made:
-        return made[id(module)]
+    if id(module) in twins:
+        return twins[id(module)]
     twin = object.__new__(FastLinear if fast and type(module) is nn.Linear else type(module))
-    made[id(module)] = twin
+    twins[id(module)] = twin
     twin.__dict__.update(module.__dict__)
     twin.__dict__["_modules"] = {
-        name: None if child is None else _sharing(child, fast, made)
+        name: None if child is None else _sharing(child, fast, twins)
         for name, child in module._modules.items()
     }
     return twin
@@ -178,11 +178,11 @@ def _wrong() -> str:
     x, w, g = (torch.randn(shape, generator=generator) for shape in ((2, 3, 8), (5, 8), (2, 3, 5)))
     rows = g.flatten(0, 1)
     try:
-        found = linear_backward(g, x, w, True, True)
+        gradients = linear_backward(g, x, w, True, True)
     except (AttributeError, RuntimeError, TypeError) as error:
         return str(error).splitlines()[0]
     expected = (g @ w, rows.t() @ x.flatten(0, 1), rows.sum(0))
-    if all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(found, expected, strict=True)):
+    if all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(gradients, expected, strict=True)):
         return ""
     return "they compute something else"
 

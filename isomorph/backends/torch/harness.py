@@ -97,8 +97,8 @@ def _differentiated(
     for name, tensor in network().items():
         total = total + (tensor * _cast(cotangents[name], dtype)).sum()
     wanted = [*parameters.values(), *floating.values()]
-    found = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True) if wanted else ()
-    arrays = [to_numpy(gradient) for gradient in found]
+    slopes = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True) if wanted else ()
+    arrays = [to_numpy(gradient) for gradient in slopes]
     count = len(parameters)
     return Gradients(
         dict(zip(parameters, arrays[:count], strict=True)), dict(zip(floating, arrays[count:], strict=True))

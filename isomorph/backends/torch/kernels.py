@@ -58,16 +58,16 @@ def onednn() -> OneDNN | None:
     """
     try:
         operators = torch.ops.mkldnn
-        found = OneDNN(
+        library = OneDNN(
             operators._reorder_linear_weight.default,
             operators._linear_pointwise.default,
             operators._linear_pointwise.binary,
         )
-        problem = _wrong(found)
+        problem = _wrong(library)
     except (AttributeError, RuntimeError, TypeError) as error:
-        found, problem = None, str(error).splitlines()[0]
+        library, problem = None, str(error).splitlines()[0]
     if not problem:
-        return found
+        return library
     warnings.warn(
         f"isomorph: oneDNN's products are not usable here ({problem}); PyTorch's usual ones are taken",
         RuntimeWarning,
@@ -85,12 +85,12 @@ def _wrong(kernels: OneDNN) -> str:
     )
     packed = kernels.pack(w, 3)
     plain = torch.addmm(b, x, w.t())
-    for found, expected in (
+    for product, expected in (
         (kernels.linear(x, packed, b, "none", [], ""), plain),
         (kernels.linear(x, packed, b, "gelu", [], "none"), functional.gelu(plain)),
         (kernels.add(x, other, packed, b, "add"), plain + other),
     ):
-        if not torch.allclose(found, expected, rtol=0, atol=1e-5):
+        if not torch.allclose(product, expected, rtol=0, atol=1e-5):
             return "they compute something else"
     return ""
 

@@ -181,12 +181,12 @@ class Network(nn.Module):
 
         So no two entries share memory, which safetensors would refuse.
         """
-        found = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        state = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
         prefix = args[1] if len(args) > 1 else prefix  # torch's own older way of giving it
         for path, owner in self._plan.ties.items():
-            if _attribute(self, path) is _attribute(self, owner) and prefix + owner in found:
-                found.pop(prefix + path, None)
-        return found
+            if _attribute(self, path) is _attribute(self, owner) and prefix + owner in state:
+                state.pop(prefix + path, None)
+        return state
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
@@ -246,9 +246,9 @@ def _give_both_paths(network: Network, state: Any, prefix: str, assign: bool) ->
     for path, owner in ties.items():
         value = merged.get(owner, given.get(owner, given.get(path)))
         if value is None:
-            held = _attribute(network, path)
-            if isinstance(held, torch.Tensor):
-                state[prefix + path] = held
+            tensor = _attribute(network, path)
+            if isinstance(tensor, torch.Tensor):
+                state[prefix + path] = tensor
             continue
         if assign and isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
             trained = bool(getattr(_attribute(network, owner), "requires_grad", True))

@@ -29,7 +29,7 @@ from isomorph.weights.convert import owned_weights
 from isomorph.weights.initial import numpy_dtype
 from isomorph.writing.atomic import hidden_directory
 from isomorph.writing.marks import Kind, onnx_marked
-from isomorph.writing.rule import Input, Target, refuse_extension, told
+from isomorph.writing.rule import Input, Target, naming_errors, refuse_extension
 
 DEFINITION = "isomorph.definition"
 ONNX = Kind("ONNX model", (".onnx",), onnx_marked(DEFINITION))
@@ -82,7 +82,7 @@ def export_onnx(
     stored = {path: _stored(value, plan.dtype) for path, value in owned_weights(plan, weights).items()}
     model = model_of(plan, stored)
     model.metadata_props[DEFINITION] = plan.definition
-    with told(named.name), hidden_directory(target.parent, target.name) as workplace:
+    with naming_errors(named.name), hidden_directory(target.parent, target.name) as workplace:
         written = write(model, workplace / target.name, external_bytes)
         light = write_outline(written[0])
         _check_format(light)
@@ -102,8 +102,8 @@ def _stored(value: Any, dtype: str) -> np.ndarray:
 
 
 def _described(plan: Plan, ends: tuple[tuple[str, int], ...]) -> dict[str, str]:
-    found = ((name, plan.values[value]) for name, value in ends)
-    return {name or LONE_OUTPUT: f"{show_shape(value.shape)} {value.dtype}" for name, value in found}
+    values = ((name, plan.values[value]) for name, value in ends)
+    return {name or LONE_OUTPUT: f"{show_shape(value.shape)} {value.dtype}" for name, value in values}
 
 
 # -- what cannot be said -----------------------------------------------------------------------

@@ -79,11 +79,11 @@ def _opened(message: Any, field: str, size: int) -> bytes:
 
 def _varint(number: int) -> bytes:
     """Seven bits a byte, the lowest first, the eighth bit set where more follow."""
-    found = bytearray()
+    digits = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        digits.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*digits, number])
 
 
 def write_outline(path: Path) -> Path:

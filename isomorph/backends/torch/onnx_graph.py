@@ -196,12 +196,12 @@ def capture_sizes(plan: Plan) -> dict[str, int]:
 
     Never 0 or 1, of which ``torch.export`` makes constants.
     """
-    found = {}
+    sizes = {}
     for i, symbol in enumerate(plan.symbols):
         low, high = plan.bounds.get(symbol, Bound())
         wanted = max(low, 2, (7, 11, 13, 9, 8)[i % 5])
-        found[symbol] = wanted if high is None else min(wanted, high)
-    return found
+        sizes[symbol] = wanted if high is None else min(wanted, high)
+    return sizes
 
 
 def _open_axes(plan: Plan, values: Sequence[Value], suffix: str) -> Iterator[dict[int, Any]]:
@@ -370,7 +370,7 @@ class _Assembly:
         for one in kind.nodes:
             again = self.ir.Node(
                 one.domain, one.op_type,
-                [None if value is None else own.get(value) or self._held(node, value) for value in one.inputs],
+                [None if value is None else own.get(value) or self._initializer(node, value) for value in one.inputs],
                 one.attributes.values(), overload=one.overload, num_outputs=len(one.outputs),
                 name=f"{node.name}/{one.name}",
             )  # fmt: skip
@@ -379,9 +379,9 @@ class _Assembly:
             self.nodes.append(again)
         for number, captured in zip(node.outputs, kind.outputs, strict=True):
             self._check(captured, number, node)
-            values[number] = own.get(captured) or self._held(node, captured)
+            values[number] = own.get(captured) or self._initializer(node, captured)
 
-    def _held(self, node: Node, value: Any) -> Any:
+    def _initializer(self, node: Node, value: Any) -> Any:
         """A parameter of the node, or a constant of its kind."""
         _, inner = _place(value.name)
         if value.is_graph_input() and inner in node.operator.all_parameters:
@@ -399,10 +399,10 @@ class _Assembly:
                 "E_BACKEND",
                 f"{name} should be {planned.dtype}, and PyTorch's exporter made it {captured.dtype.numpy()}",
             )
-        for axis, (size, made) in enumerate(zip(planned.shape, captured.shape, strict=True)):
-            if isinstance(size, Affine) and isinstance(made, int):
+        for axis, (size, captured_size) in enumerate(zip(planned.shape, captured.shape, strict=True)):
+            if isinstance(size, Affine) and isinstance(captured_size, int):
                 raise IsomorphError(
                     "E_BACKEND",
-                    f"axis {axis} of {name} should be {size!r}, and torch.export made it {made}",
+                    f"axis {axis} of {name} should be {size!r}, and torch.export made it {captured_size}",
                     hints=["an operator's computation depends on the size it is captured at"],
                 )

@@ -24,7 +24,7 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of pickles that it then refuses
             # Only the zipped form can be mapped.
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (
         Exception
     ) as error:  # of a damaged file its reader raises whatever comes (IndexError, struct.error)
@@ -34,11 +34,11 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
             f"{path} cannot be read as tensors alone: {reason[:200]}",
             hints=["nothing in it was executed; it is damaged, or holds more than tensors"],
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise IsomorphError(
-            "E_CHECKPOINT", f"{path} holds {shorten(type(found).__name__)}, expected tensors by name"
+            "E_CHECKPOINT", f"{path} holds {shorten(type(content).__name__)}, expected tensors by name"
         )
-    for name, tensor in found.items():
+    for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise IsomorphError(
                 "E_CHECKPOINT",
@@ -57,4 +57,4 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
                 f"{path} declares {declared:,} bytes of numbers for {shorten(name)}, but has {length:,} bytes in all",
                 hints=["save the tensor's clone(), which holds every number"],
             )
-    return found
+    return content

@@ -182,9 +182,9 @@ def _fused_attention(
     assert visible is not None
     # A query that may attend nothing attends everything instead, and its result is then put to zero: no
     # kernel has to divide by a sum of zero, so every gradient is finite.
-    lively = visible.any(-1, keepdim=True)  # (B, 1, T or 1, 1)
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~lively, **options)
-    return torch.where(lively, out, 0.0)
+    sees_any = visible.any(-1, keepdim=True)  # (B, 1, T or 1, 1)
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~sees_any, **options)
+    return torch.where(sees_any, out, 0.0)
 
 
 def _capped_attention(
@@ -360,13 +360,13 @@ def masked_pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
         wide = _wide(select(x, mask)).sum(1)  # (B, D)
         return (wide / mask.sum(1).clamp(min=1)[:, None]).to(x.dtype)
     if mode == "max":
-        found = _amax(torch.where(mask[..., None], x, -torch.inf), 1)  # (B, D)
+        pooled = _amax(torch.where(mask[..., None], x, -torch.inf), 1)  # (B, D)
     else:
         seen = mask if mode == "first" else mask.flip(1)
         index = seen.int().argmax(1)  # (B), the first of equal ones
         index = index if mode == "first" else x.shape[1] - 1 - index
-        found = x.gather(1, index[:, None, None].expand(-1, -1, x.shape[2]))[:, 0]  # (B, D)
-    return torch.where(mask.any(1)[:, None], found, 0.0)
+        pooled = x.gather(1, index[:, None, None].expand(-1, -1, x.shape[2]))[:, 0]  # (B, D)
+    return torch.where(mask.any(1)[:, None], pooled, 0.0)
 
 
 def _amax(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:

@@ -37,7 +37,7 @@ class Store(derived.Arithmetic):
 
     def tensor(self, weight: Weight) -> Tensor:
         """An expression's value in the compute dtype; a lone parameter shares the model's memory."""
-        return self._once(("tensor", weight), lambda: self._made(weight, self.compute_dtype))
+        return self._once(("tensor", weight), lambda: self._evaluated(weight, self.compute_dtype))
 
     def unmarked(self, weight: Weight) -> Tensor:
         """The value where oneDNN may read it."""
@@ -70,7 +70,7 @@ class Store(derived.Arithmetic):
         return self._once(("split", weight), lambda: eight_bits.packed(*self._rounded(weight)))
 
     def _rounded(self, weight: Weight) -> tuple[Tensor, Tensor]:
-        wide = self._made(weight, torch.float32)
+        wide = self._evaluated(weight, torch.float32)
         step = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)
         integers = (wide / step.float()[:, None]).round().clamp(-127, 127)
         return integers.to(torch.int8), step
@@ -86,9 +86,9 @@ class Store(derived.Arithmetic):
 
     def _unkept(self, weight: Weight) -> Tensor:
         kept = self._kept.get(("tensor", weight))
-        return self._made(weight, self.compute_dtype) if kept is None else kept
+        return self._evaluated(weight, self.compute_dtype) if kept is None else kept
 
-    def _made(self, weight: Weight, dtype: torch.dtype) -> Tensor:
+    def _evaluated(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         return derived.evaluate(weight, self).to(self.device, dtype)
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -102,13 +102,13 @@ class Trainer(trainer.Trainer):
         return {p.path: to_numpy(self.model.get_parameter(p.path).to(dtype)) for p in self.plan.parameters}
 
     def state(self) -> dict[str, Array]:
-        found = {WEIGHTS + p.path: to_numpy(self.model.get_parameter(p.path)) for p in self.plan.parameters}
+        arrays = {WEIGHTS + p.path: to_numpy(self.model.get_parameter(p.path)) for p in self.plan.parameters}
         for path, parameter in self.trained.items():
-            held = self.optimizer.state.get(parameter)
+            moments = self.optimizer.state.get(parameter)
             for prefix, key in ((FIRST, "exp_avg"), (SECOND, "exp_avg_sq")):
-                moment = held[key] if held else torch.zeros_like(parameter)
-                found[prefix + path] = to_numpy(moment)
-        return found
+                moment = moments[key] if moments else torch.zeros_like(parameter)
+                arrays[prefix + path] = to_numpy(moment)
+        return arrays
 
     def load_state(self, state: Mapping[str, Array], step: int) -> None:
         check_state(self.plan, state)

@@ -29,8 +29,8 @@ def weights(model: nn.Module) -> dict[str, np.ndarray]:
             values, which takes a module around the network that came apart on its way from the meta device.
     """
     network = unwrap(model)
-    found = {p.path: _value(network, p.path) for p in network.plan.parameters}
-    on_meta = next((path for path, value in found.items() if value.is_meta), None)
+    tensors = {p.path: _value(network, p.path) for p in network.plan.parameters}
+    on_meta = next((path for path, value in tensors.items() if value.is_meta), None)
     if on_meta is not None:
         raise IsomorphError(
             "E_ARGUMENT",
@@ -38,8 +38,8 @@ def weights(model: nn.Module) -> dict[str, np.ndarray]:
             hints=["load the model first, as in model.load_state_dict(state, assign=True)"],
         )
     apart = {path: _value(network, path) for path, _ in _untied(network)}
-    merge_ties(network.plan, {**found, **apart})
-    return {path: to_numpy(value) for path, value in found.items()}
+    merge_ties(network.plan, {**tensors, **apart})
+    return {path: to_numpy(value) for path, value in tensors.items()}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:

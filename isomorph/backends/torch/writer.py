@@ -129,8 +129,8 @@ class TorchWriter(Writer):
     def _cos_sin(self, op: Op, read: Read, program: Rewritten) -> str:
         like = torch.empty(0, dtype=self._store.compute_dtype, device=self._store.device)
         if self._remembering:
-            told = f"{op.attributes['length']}, {self.name(op.attributes['frequencies'], 'rates')}"
-            return f"M.cos_sin({told}, {self.name(like, 'like')})"
+            arguments = f"{op.attributes['length']}, {self.name(op.attributes['frequencies'], 'rates')}"
+            return f"M.cos_sin({arguments}, {self.name(like, 'like')})"
         tables = primitives.cos_sin(op.attributes["length"], op.attributes["frequencies"], like)
         return self.name(tables, "tables")
 
@@ -146,22 +146,24 @@ class TorchWriter(Writer):
 
     def _attention(self, op: Op, read: Read, program: Rewritten) -> str:
         q, k, v = map(read, op.inputs[:3])
-        told = op.attributes
-        if self._remembering and told["causal"]:
+        rules = op.attributes
+        if self._remembering and rules["causal"]:
             call, self._calls = self._calls, self._calls + 1
-            rule = f"window={told['window']}, softcap={told['softcap']!r}"
+            rule = f"window={rules['window']}, softcap={rules['softcap']!r}"
             return f"M.attend({call}, {q}, {k}, {v}, {rule})"
         shapes = [program.shapes[tensor] for tensor in op.inputs[:2]]
         (_, H, T, _), (_, K, S, _) = shapes
-        if told["mask"]:
-            return f"P.attention({q}, {k}, {v}, {read(op.inputs[3])}{keywords(_without(told, 'mask'))})"
-        hides = told["causal"] or told["window"]
+        if rules["mask"]:
+            return f"P.attention({q}, {k}, {v}, {read(op.inputs[3])}{keywords(_without(rules, 'mask'))})"
+        hides = rules["causal"] or rules["window"]
         if hides and (self._careful or self._remembering):
-            return f"P.attention({q}, {k}, {v}, None{keywords(_without(told, 'mask'))})"
-        if told["softcap"] or told["window"] or (told["causal"] and T != S):
-            text = f"P.attend({q}, {k}, {v}, None{keywords(_without(told, 'mask'))})"
+            return f"P.attention({q}, {k}, {v}, None{keywords(_without(rules, 'mask'))})"
+        if rules["softcap"] or rules["window"] or (rules["causal"] and T != S):
+            text = f"P.attend({q}, {k}, {v}, None{keywords(_without(rules, 'mask'))})"
         else:
-            options = (", is_causal=True" if told["causal"] else "") + (", enable_gqa=True" if H != K else "")
+            options = (", is_causal=True" if rules["causal"] else "") + (
+                ", enable_gqa=True" if H != K else ""
+            )
             text = f"sdpa({q}, {k}, {v}{options})"
         return f"summed({text}, S)" if hides else text
 
@@ -220,8 +222,8 @@ class TorchWriter(Writer):
         self.scope["int8_linear"] = (
             torch.ops.aten._weight_int8pack_mm.default if few else eight_bits.multiply_widened
         )
-        told = f"{self.name(integers, 'w')}, {self.name(steps, 'w')}"
-        product = f"int8_linear({flat}, {told}){whole}"
+        arguments = f"{self.name(integers, 'w')}, {self.name(steps, 'w')}"
+        product = f"int8_linear({flat}, {arguments}){whole}"
         return product if op.bias is None else f"({product} + {self.weight(op.bias)})"
 
     def _finish(self, product: str, op: Op, other: str | None) -> str:
