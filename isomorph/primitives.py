@@ -186,10 +186,10 @@ class Primitives(Protocol):
 # -- what they refuse -----------------------------------------------------------------------------
 
 
-def outside_table(found: int, rows: int) -> IsomorphError:
+def outside_table(id: int, rows: int) -> IsomorphError:
     """The error for an id that a table of ``rows`` rows does not have."""
     hint = f"ids run from 0 to {rows - 1}" if rows else "the table is empty"
-    return IsomorphError("E_RUNTIME", f"id {found} is outside a table of {rows} rows", hints=[hint])
+    return IsomorphError("E_RUNTIME", f"id {id} is outside a table of {rows} rows", hints=[hint])
 
 
 def no_elements(reduction: str, axis: int, shape: Iterable[int]) -> IsomorphError:
