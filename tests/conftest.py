@@ -1,11 +1,17 @@
-"""Settings of every test: JAX computes on the CPU, whatever else the machine has. And how long trials are."""
+"""Settings of every test: JAX computes on the CPU, whatever else the machine has, and what it compiles is kept
+in ``.cache/jax`` for other tests, processes and runs. And how long trials are."""
 
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Networks are small here: to divide each between compilers costs more than it saves.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_parallel_codegen_split_count=1"
 
 
 class Trial(NamedTuple):
