@@ -8,13 +8,11 @@ arguments. See :mod:`isomorph.lowering.rewrite` for what is rewritten.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from math import inf
 from operator import attrgetter, is_
-from threading import Lock
 from time import perf_counter
 from typing import Any, NoReturn, Protocol
 
@@ -23,8 +21,9 @@ import numpy as np
 from jax import numpy as jnp
 from jax.core import Tracer
 
+from isomorph.backends.composing import compose, defined, tables_read
 from isomorph.backends.contract import DTYPE_KINDS
-from isomorph.backends.engine import compose, defined, tables_read
+from isomorph.backends.engine import PreparedModel
 from isomorph.backends.jax import primitives, writer
 from isomorph.backends.jax.build import PreparedPlan, broadcasting, require_x64
 from isomorph.backends.jax.decoding import Steps
@@ -83,7 +82,7 @@ class Source(Protocol):
         ...
 
 
-class Engine:
+class Engine(PreparedModel["State"]):
     """A model, prepared; takes and returns what the model does.
 
     Every call looks whether the model holds other arrays or other layers than before, and prepares anew if
@@ -97,16 +96,12 @@ class Engine:
     """
 
     def __init__(self, prepared: PreparedPlan, source: Source, dtype: str | None) -> None:
-        self.plan, self.prepared = prepared.plan, prepared
+        self.prepared = prepared
         self._contracts, self.source, self._dtype = prepared.contracts, source, dtype
-        self._names = [name for name, _ in self.plan.outputs]
         self._float_inputs = tuple(
             i for i, value in enumerate(self._contracts.values) if DTYPE_KINDS[value.dtype] == "float"
         )
-        self._lock = Lock()
-        self._warned: set[str] = set()
-        with jax.ensure_compile_time_eval():
-            self._state = self._derived()
+        super().__init__(prepared.plan)
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         state = self._state
@@ -118,11 +113,7 @@ class Engine:
         results = self._begun(state, inputs, kind) if known else None
         if results is None:
             results = self._checked(inputs, named)
-        if not isinstance(results, tuple):
-            return results
-        if len(results) == 1:
-            return results[0]
-        return dict(zip(self._names, results, strict=True))
+        return self._returned(results) if isinstance(results, tuple) else results
 
     def _begun(
         self, state: State, tensors: tuple[Tensor, ...], kind: tuple[Any, ...]
@@ -182,25 +173,8 @@ class Engine:
             return functions.careful(state.weights, tensors)  # a NaN may have reached who must not see it
         return results
 
-    def current(self) -> State:
-        """What was derived from the model as it is now; prepared anew if it changed since."""
-        state = self._state
-        if not state.departure and state.holds(self.source.marks()):
-            return state
-        with self._lock:
-            state = self._state
-            if state.departure or not state.holds(self.source.marks()):
-                with jax.ensure_compile_time_eval():  # somebody else's function may be under way
-                    state = self._state = self._derived()
-        if state.departure and state.departure not in self._warned:
-            self._warned.add(state.departure)
-            warnings.warn(
-                f"isomorph: the prepared model calls the model itself, since {state.departure}; "
-                "it is faster again when that is undone",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        return state
+    def _unchanged(self, state: State) -> bool:
+        return state.holds(self.source.marks())
 
     def steps(self, layout: Layout, rows: int) -> Steps | None:
         """The compiled steps of a generation in so many rows, all of one moment of the model.
@@ -219,11 +193,6 @@ class Engine:
         own = state.arrays_of(longer.keys, self.source)
         return Steps(steps, weights, longer, own, lambda: state.stepped(single, weights))
 
-    def refresh(self) -> None:
-        """Prepare anew from the model as it is now, whatever can be seen of its changes."""
-        with self._lock, jax.ensure_compile_time_eval():
-            self._state = self._derived()
-
     def __reduce__(self) -> tuple[Any, ...]:
         make, model = self.source.made_with()
         return make, (*model, self._dtype)  # what is derived is derived anew, from a copied model
@@ -233,7 +202,8 @@ class Engine:
         """What makes the model another than its plan says, or nothing."""
         return self.current().departure
 
-    def _derived(self) -> State:
+    @jax.ensure_compile_time_eval()  # somebody else's function may be under way
+    def _derived(self, before: State | None) -> State:
         marks, departure = self.source.look()  # before anything is read
         if departure:
             return State(marks, departure, np.dtype(np.float32), None, None)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax import lax
 
+from isomorph.backends.composing import compose, defined
 from isomorph.backends.decoding import symbol_sizes
-from isomorph.backends.engine import compose, defined
 from isomorph.backends.jax import writer
 from isomorph.backends.jax.build import KINDS, broadcasting
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory

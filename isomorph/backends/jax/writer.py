@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from isomorph.backends.engine import Read, Writer, keywords, shape_text
+from isomorph.backends.composing import Read, Writer, keywords, shape_text
 from isomorph.backends.jax import attention, primitives
 from isomorph.backends.jax.arithmetic import PRECISION
 from isomorph.backends.jax.compiling import known_options
@@ -27,7 +27,7 @@ def compiler_options() -> tuple[tuple[str, Any], ...]:
 
 
 class JaxWriter(Writer):
-    """See :class:`isomorph.backends.engine.Writer`.
+    """See :class:`isomorph.backends.composing.Writer`.
 
     Args:
         keys: the derived weights.

@@ -11,19 +11,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from isomorph.backends.engine import (
+from isomorph.backends.composing import (
     PATH_MARK,
     PROGRAM,
     compose,
     defined,
     tables_read,
 )
+from isomorph.backends.engine import PreparedModel
 from isomorph.backends.large_pages import Uses
 from isomorph.backends.torch import primitives
 from isomorph.backends.torch.fast_training import prepare_training
@@ -43,7 +43,7 @@ MOST_PROGRAMS = 64
 """How many sets of sizes are kept; beyond them the oldest is written again when it is met."""
 
 
-class Engine:
+class Engine(PreparedModel["State"]):
     """A model, prepared. Made by :func:`prepare`; takes and returns what the model does.
 
     It computes without gradients and without dropout. Every call looks whether the model changed
@@ -54,14 +54,11 @@ class Engine:
     __name__ = "prepared"  # what torch.jit.trace calls a function that it is given
 
     def __init__(self, network: Network, dtype: str | None) -> None:
-        self.plan, self.network = network.plan, network
+        self.network = network
         self._contracts, self._float_inputs = network._contracts, network._compute_inputs
-        self._names = [name for name, _ in self.plan.outputs]
         self._dtype = dtype
-        self._expected = expected_parts(self.plan)
-        self._lock = Lock()
-        self._warned: set[str] = set()
-        self._state = self._derived()
+        self._expected = expected_parts(network.plan)
+        super().__init__(network.plan)
 
     def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
         state = self._state
@@ -74,10 +71,7 @@ class Engine:
             if program is None:
                 return self._by_model(tensors)
             inputs = (*tensors,)
-        results = self._run(program, state, inputs)
-        if len(results) == 1:
-            return results[0]
-        return dict(zip(self._names, results, strict=True))
+        return self._returned(self._run(program, state, inputs))
 
     def _checked(
         self, inputs: Sequence[Tensor], named: Mapping[str, Tensor]
@@ -109,29 +103,13 @@ class Engine:
             state.ready[(*map(_kind, tensors),)] = program
         return tensors, state, program
 
-    def current(self) -> State:
-        """What was derived from the model as it is now; prepared anew if it changed since."""
-        state = self._state
-        if not state.departure and state.watch.unchanged():
-            return state
-        with self._lock:
-            state = self._state
-            if state.departure or not state.watch.unchanged():
-                state = self._state = self._derived(state)
-        if state.departure:
-            self._say(state.departure)
-        return state
-
-    def refresh(self) -> None:
-        """Prepare anew from the model as it is now, whatever can be seen of its changes."""
-        with self._lock:
-            self._state = self._derived()
+    def _unchanged(self, state: State) -> bool:
+        return state.watch.unchanged()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return prepare, (self.network, self._dtype)  # what is derived is derived anew, from a copied model
 
-    def _derived(self, before: State | None = None) -> State:
-        """What is derived from the model now: what was before, if nothing changed that a result depends on."""
+    def _derived(self, before: State | None) -> State:
         watch = Watch(self.network)  # before anything is read: the next call notices what changes meanwhile
         reason = departure(self.network, self._expected)
         if before is not None and not (reason or before.departure) and before.watch.same_values(watch):
@@ -179,16 +157,6 @@ class Engine:
     def _by_model(self, tensors: Sequence[Tensor]) -> Any:
         with torch.no_grad():
             return in_evaluation(self.network)(*tensors)
-
-    def _say(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(
-                f"isomorph: the prepared model calls the model itself, since {reason}; "
-                "it is faster again when that is undone",
-                RuntimeWarning,
-                stacklevel=5,
-            )
 
     def _tell_where(self, error: Exception, program: Program) -> None:
         """Add the node, as an error of the model does."""

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import torch
 
+from isomorph.backends.composing import compose, defined
 from isomorph.backends.decoding import Decoder, run_fixed, symbol_sizes
-from isomorph.backends.engine import compose, defined
 from isomorph.backends.torch.cache import Array, TorchMemory, to_scores
 from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
 from isomorph.backends.torch.network import KINDS

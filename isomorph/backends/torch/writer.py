@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from isomorph.backends.engine import Read, Writer, keywords, shape_text
+from isomorph.backends.composing import Read, Writer, keywords, shape_text
 from isomorph.backends.torch import eight_bits, kernels, primitives
 from isomorph.backends.torch.store import Store
 from isomorph.lowering import derived
@@ -59,7 +59,7 @@ def _is_tiny(op: Op, program: Rewritten, store: Store) -> bool:
 
 
 class TorchWriter(Writer):
-    """See :class:`isomorph.backends.engine.Writer`.
+    """See :class:`isomorph.backends.composing.Writer`.
 
     Attributes:
         scope: what the expressions name.
