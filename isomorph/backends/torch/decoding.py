@@ -6,7 +6,6 @@ hooks, adapters and quantised layers act as they do in a call of the model.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +28,7 @@ from isomorph.backends.torch.engine import Engine
 from isomorph.backends.torch.engine_decoding import EngineDecoder
 from isomorph.backends.torch.layers import OperatorModule
 from isomorph.backends.torch.network import KINDS, Network, no_tensor
+from isomorph.backends.torch.twins import twin
 from isomorph.backends.torch.weights import to_numpy as tensor_to_numpy
 from isomorph.backends.torch.weights import to_tensor, unwrap
 from isomorph.errors import IsomorphError
@@ -94,11 +94,9 @@ class TorchDecoder(Decoder):
 
     def _with_hooks(self, ids: Tensor) -> Tensor:
         """The scores as the network's own hooks see and leave them."""
-        twin: Any = copy.copy(self.network)
-        twin.training, twin._compiled_call_impl = False, None
-        twin.forward = self._forward
+        copy = twin(self.network, training=False, _compiled_call_impl=None, forward=self._forward)
         given = {**self.inputs, self._ids: ids}
-        result = twin(*[given[value] for _, value in self.layout.plan.inputs if value in given])
+        result = copy(*[given[value] for _, value in self.layout.plan.inputs if value in given])
         return (next(iter(result.values())) if isinstance(result, dict) else result)[:, -1]
 
     def _forward(self, *inputs: Tensor) -> Any:
@@ -174,30 +172,16 @@ class QuickLinear(nn.Linear):
         return functional.linear(input, weight, self.bias)
 
 
-def _quick(module: nn.Linear) -> nn.Linear:
-    """The layer as a :class:`QuickLinear` that shares all it holds, hooks too."""
-    twin = object.__new__(QuickLinear)
-    twin.__dict__.update(module.__dict__)
-    return twin
-
-
 def _evaluating(module: nn.Module, remembering: RememberingPrimitives | None) -> nn.Module:
     """A copy that shares all parameters and native layers, without dropout, with other primitives."""
     if isinstance(module, nn.Dropout):
         return nn.Identity()
     if type(module) is nn.Linear:
-        return _quick(module)
+        return twin(module, kind=QuickLinear)
     if not isinstance(module, OperatorModule):
         return module
-    twin = copy.copy(module)
-    twin._modules = {
-        name: None if child is None else _evaluating(child, remembering)
-        for name, child in module._modules.items()
-    }
-    twin.training = False
-    if remembering is not None:
-        twin._primitives = remembering  # type: ignore[assignment]
-    return twin
+    attributes: dict[str, Any] = {} if remembering is None else {"_primitives": remembering}
+    return twin(module, lambda child: _evaluating(child, remembering), training=False, **attributes)
 
 
 def to_numpy(ids: Any) -> Array | None:

@@ -29,7 +29,8 @@ from isomorph.backends.torch import primitives
 from isomorph.backends.torch.fast_training import prepare_training
 from isomorph.backends.torch.network import Network
 from isomorph.backends.torch.store import Store
-from isomorph.backends.torch.watching import Watch, departure, expected_parts, in_evaluation
+from isomorph.backends.torch.twins import in_evaluation
+from isomorph.backends.torch.watching import Watch, departure, expected_parts
 from isomorph.backends.torch.weights import unwrap
 from isomorph.backends.torch.writer import TorchWriter, eager
 from isomorph.errors import IsomorphError

@@ -12,7 +12,7 @@ from isomorph.backends.decoding import Decoder, run_fixed, symbol_sizes
 from isomorph.backends.torch.cache import Array, TorchMemory, to_scores
 from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
 from isomorph.backends.torch.network import KINDS
-from isomorph.backends.torch.watching import in_evaluation
+from isomorph.backends.torch.twins import in_evaluation
 from isomorph.backends.torch.writer import TorchWriter, eager, times_of_one_row
 from isomorph.lowering.layout import Layout
 from isomorph.lowering.rewrite import Rewritten

@@ -20,6 +20,7 @@ from torch import nn
 
 from isomorph.backends.torch import kernels
 from isomorph.backends.torch.network import Network
+from isomorph.backends.torch.twins import twin
 from isomorph.backends.torch.weights import unwrap
 
 Tensor = torch.Tensor
@@ -138,23 +139,18 @@ def prepare_training(model: nn.Module, *, checkpointing: bool = False) -> Networ
         checkpointing: keep each node's inputs alone for the backward pass, and compute what is inside anew.
     """
     network = unwrap(model)
-    twin = cast("Network", _sharing(network, usable(), {}))
-    twin._recomputes = checkpointing
-    return twin
+    sharing = cast("Network", _sharing(network, usable(), {}))
+    sharing._recomputes = checkpointing
+    return sharing
 
 
 def _sharing(module: nn.Module, fast: bool, twins: dict[int, nn.Module]) -> nn.Module:
     """A module that holds the same parameters, buffers and hooks, its linears of the fast kind."""
     if id(module) in twins:
         return twins[id(module)]
-    twin = object.__new__(FastLinear if fast and type(module) is nn.Linear else type(module))
-    twins[id(module)] = twin
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__["_modules"] = {
-        name: None if child is None else _sharing(child, fast, twins)
-        for name, child in module._modules.items()
-    }
-    return twin
+    kind = FastLinear if fast and type(module) is nn.Linear else None
+    twins[id(module)] = twin(module, lambda child: _sharing(child, fast, twins), kind=kind)
+    return twins[id(module)]
 
 
 @cache

@@ -14,7 +14,6 @@ from __future__ import annotations
 from functools import cache
 from operator import attrgetter, is_
 from threading import Lock
-from types import MethodType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -255,22 +254,6 @@ def _other_parameters(network: Network) -> str:
             return f"{path} has dtype {str(parameter.dtype).removeprefix('torch.')}"
         kinds.add((parameter.dtype, parameter.device))
     return "its parameters have several dtypes or devices" if len(kinds) > 1 else ""
-
-
-def in_evaluation(module: nn.Module) -> nn.Module:
-    """The module in evaluation mode: itself, or a copy that shares everything but the mode."""
-    if not any(part.training for part in module.modules()) or isinstance(module, torch.jit.ScriptModule):
-        return module
-    twin = object.__new__(type(module))
-    twin.__dict__.update(module.__dict__)
-    forward = module.__dict__.get("forward")
-    if getattr(forward, "__self__", None) is module:  # a forward that was put on the module
-        twin.__dict__["forward"] = MethodType(forward.__func__, twin)  # type: ignore[union-attr]
-    twin.__dict__["training"] = False
-    twin.__dict__["_modules"] = {
-        name: None if child is None else in_evaluation(child) for name, child in module._modules.items()
-    }
-    return twin
 
 
 @cache
