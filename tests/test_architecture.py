@@ -168,11 +168,6 @@ def test_a_question_which_backend_it_is_is_seen(text: str) -> None:
 
 # -- no circles -----------------------------------------------------------------------------------
 
-STILL_CIRCLES: set[frozenset[str]] = {
-    frozenset({"isomorph.source_code.primitives", "isomorph.source_code.record"}),
-}
-"""Circles on their way out. Whoever opens one deletes its line; a new one is mended, not added."""
-
 
 def circles(arrows: dict[str, set[str]]) -> set[frozenset[str]]:
     """The sets of names that reach each other."""
@@ -211,15 +206,8 @@ def arrows_between_members() -> dict[str, set[str]]:
 
 def test_no_circle_of_imports() -> None:
     """Neither between files nor between packages, at any depth, in a function or for types alone."""
-    present = circles(arrows_between_members())
-    new = [sorted(circle) for circle in present - STILL_CIRCLES]
-    assert not new, f"circles of imports: {new}"
-    gone = [sorted(circle) for circle in STILL_CIRCLES - present]
-    assert not gone, f"no circles any more, delete them from STILL_CIRCLES: {gone}"
-
-
-def test_the_allowances_make_no_circle() -> None:
-    assert not circles(MAY_IMPORT)
+    present = [sorted(circle) for circle in circles(arrows_between_members())]
+    assert not present, f"circles of imports: {present}"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from isomorph.dimensions import Affine, evaluate, symbols_of
 from isomorph.errors import IsomorphError
 from isomorph.plan import Node, Plan
+from isomorph.primitives import Acts, acts_of
 from isomorph.trace.probing import trace_ids
 from isomorph.trace.program import Program, Step
 
@@ -107,7 +108,7 @@ class Followed:
         if not moving:
             self._follow_still(step, attributes[0] != attributes[1])
             return
-        rule = _RULES.get(step.primitive)
+        rule = _RULES.get(step.primitive) or _RULES_BY_ACTS.get(acts_of(step.primitive))
         if rule is None:
             raise _Mixes(f"needs all positions at once, for {step.primitive}")
         axis = rule(step, self)
@@ -125,8 +126,7 @@ class Followed:
     def _tells_places(self, primitive: str, attributes: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a step makes a table of the ids' positions, and not of another sequence's of equal length."""
         return (
-            primitive in ("cos_sin", "positions")
-            and tuple(t["length"] for t in attributes[:2]) == self.lengths
+            acts_of(primitive) is Acts.PLACES and tuple(t["length"] for t in attributes[:2]) == self.lengths
         )
 
     def _follow_still(self, step: Step, told_otherwise: bool) -> None:
@@ -289,14 +289,11 @@ def _refuse(step: Step) -> Any:
 
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("relu", "silu", "gelu", "quick_gelu", "tanh", "sigmoid", "exp"), _kept),
-    **dict.fromkeys(("linear", "layer_norm", "rms_norm", "l2_normalize"), _by_row),
     **dict.fromkeys(("add", "subtract", "multiply"), _broadcast),
-    **dict.fromkeys(("softmax", "concatenate", "narrow", "mean", "max"), _along),
-    "embedding": _kept,
     "attention": _attention,
     "reshape": _reshape,
     "permute": _permute,
     "expand": _expand,
 }
-"""How the axis of positions goes through each primitive. One that is not here needs all positions at once."""
+_RULES_BY_ACTS: dict[Acts | None, Rule] = {Acts.EACH: _kept, Acts.ROWS: _by_row, Acts.AXIS: _along}
+"""How the axis of positions goes through a primitive, by its name or by how it acts. Others need all positions at once."""

@@ -154,7 +154,7 @@ class Child:
                 f"{self._owner.operator.name}, which calls its {self.name} in two ways",
                 ["its calls differ in the rank or the number of their tensors"],
             )
-        made = self._recorder.record("call", given, shapes, {"child": self.name}, self._library.dtype)
+        made = self._recorder.record("call", given, shapes, {"child": self.name}, dtype=self._library.dtype)
         return made[0] if len(made) == 1 else made
 
 

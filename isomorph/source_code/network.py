@@ -184,7 +184,7 @@ class Network:
         nodes = tuple(self.plan.nodes[i] for i in _repetitions(node.index, counters))
         places.append(Place(node, instance, name, nodes=nodes))
         self._recorder.steps.clear()
-        made = self._recorder.record("call", given, shapes, {"child": name}, self.plan.dtype)
+        made = self._recorder.record("call", given, shapes, {"child": name}, dtype=self.plan.dtype)
         return list(self._recorder.steps), made
 
     def _inlined(

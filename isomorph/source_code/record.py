@@ -14,6 +14,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from isomorph.errors import IsomorphError
+from isomorph.primitives import Cost, arithmetic
+from isomorph.source_code.primitives import RecordingPrimitives
 
 Shape = tuple[Any, ...]
 
@@ -100,11 +102,9 @@ class Recorder:
     """Collects steps; what an operator's ``forward`` knows as ``F`` is :attr:`primitives`."""
 
     def __init__(self, dtype: str, *, keep_argument_names: bool = True) -> None:
-        from isomorph.source_code.primitives import RecordingPrimitives
-
         self.dtype = dtype
         self.steps: list[Step | Loop] = []
-        self.primitives: Any = RecordingPrimitives(self)
+        self.primitives: Any = RecordingPrimitives()
         self._keeps_arguments = keep_argument_names
 
     def value(self, shape: Sequence[Any], dtype: str, hint: str = "", parameter: str | None = None) -> Value:
@@ -115,11 +115,14 @@ class Recorder:
         self,
         primitive: str,
         inputs: Sequence[Value | None],
-        shapes: Sequence[Shape],
+        shapes: Sequence[Sequence[Any]],
         attributes: Mapping[str, Any] | None = None,
+        *,
+        cost: Cost | None = None,
         dtype: str | None = None,
+        view: bool = False,
     ) -> tuple[Value, ...]:
-        """Add a step; its results have the dtype of its first tensor unless stated."""
+        """See :meth:`isomorph.primitives.Recorder.record`; what it costs is not asked."""
         step = Step(primitive, tuple(inputs), dict(attributes or {}), frames=_frames())
         self._notice(step)
         kind = dtype or next(value.dtype for value in inputs if value is not None)
@@ -132,10 +135,7 @@ class Recorder:
         sides = {"left": left, "right": right}
         rank = max(len(side.shape) for side in sides.values() if isinstance(side, Value))
         sides = {name: _without_leading_ones(side, rank) for name, side in sides.items()}
-        tensors = [side for side in sides.values() if isinstance(side, Value)]
-        numbers = {name: side for name, side in sides.items() if not isinstance(side, Value)}
-        shape = broadcast(*(tensor.shape for tensor in tensors))
-        return self.record(primitive, tensors, [shape], numbers)[0]
+        return arithmetic(self, primitive, sides["left"], sides["right"])
 
     def run(self, operator: Any, holder: Any, inputs: Sequence[Any]) -> tuple[Value, ...]:
         """The results of an operator's forward computation."""
@@ -172,12 +172,13 @@ def _frames() -> tuple[FrameType, ...]:
     found: list[FrameType] = []
     frame = currentframe()
     while frame is not None and frame.f_code is not _RUN:
-        if not frame.f_globals.get("__name__", "").startswith("isomorph.source_code"):
+        if not frame.f_globals.get("__name__", "").startswith(_OWN):
             found.append(frame)
         frame = frame.f_back
     return () if frame is None else tuple(reversed(found))
 
 
+_OWN = ("isomorph.source_code", "isomorph.primitives")
 _RUN: CodeType = Recorder.run.__code__
 
 
@@ -186,19 +187,6 @@ class Holder:
 
     def __init__(self, **parts: Any) -> None:
         self.__dict__.update(parts)
-
-
-def broadcast(*shapes: Shape) -> Shape:
-    """The common shape under NumPy's rules; ValueError when there is none."""
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    sizes = []
-    for axis in zip(*padded, strict=True):
-        wide = list(dict.fromkeys(size for size in axis if size != 1))
-        if len(wide) > 1:
-            raise ValueError(f"shapes {', '.join(map(str, shapes))} do not broadcast")
-        sizes.append(wide[0] if wide else 1)
-    return tuple(sizes)
 
 
 def used_steps(steps: Sequence[Step], outputs: Sequence[Value]) -> list[Step]:

@@ -12,14 +12,13 @@ from isomorph.errors import IsomorphError, did_you_mean, shorten
 from isomorph.operators.declare import Operator
 from isomorph.plan import Node, Plan
 from isomorph.plan.holder import Holder, evaluate, with_ties
-from isomorph.primitives import Primitives
-from isomorph.trace import primitives
+from isomorph.primitives import Primitives, Recording
 from isomorph.trace.program import Program, TracedTensor
 
 DEFAULT_BATCH = 1
 DEFAULT_LENGTH = 128
 
-_PRIMITIVES: Primitives = primitives
+_PRIMITIVES: Primitives = Recording()
 
 
 def trace(

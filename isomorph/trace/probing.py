@@ -7,24 +7,20 @@ least length, knows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from isomorph.dimensions import Affine, evaluate
 from isomorph.plan import Node, Plan
-from isomorph.trace import primitives
+from isomorph.primitives import Recording
 from isomorph.trace.build import record, sizes_with
 from isomorph.trace.program import Program, TracedTensor
 
 
-class ProbingPrimitives:
+class ProbingPrimitives(Recording):
     """Tracing primitives for which a table of positions has no end: how many there are is asked elsewhere."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(primitives, name)
 
     def positions(self, table: TracedTensor, length: int) -> TracedTensor:
         shape = (length, *table.shape[1:])
-        return table.program.record("positions", [table], shape, {"length": length}, view=True)
+        return table.program.record("positions", [table], [shape], {"length": length}, view=True)[0]
 
 
 class PaddedPrimitives(ProbingPrimitives):
@@ -39,14 +35,14 @@ class PaddedPrimitives(ProbingPrimitives):
 
     def positions(self, table: TracedTensor, length: int) -> TracedTensor:
         shape = (self._rows, length, *table.shape[1:])
-        return table.program.record("positions", [table], shape, {"length": length})
+        return table.program.record("positions", [table], [shape], {"length": length})[0]
 
     def cos_sin(
         self, length: int, frequencies: tuple[float, ...], like: TracedTensor
     ) -> tuple[TracedTensor, TracedTensor]:
         shape = (self._rows, length, len(frequencies))
         attributes = {"length": length, "frequencies": tuple(frequencies)}
-        cos, sin = like.program.record_many("cos_sin", [], [shape, shape], attributes, dtype=like.dtype)
+        cos, sin = like.program.record("cos_sin", [], [shape, shape], attributes, dtype=like.dtype)
         return cos, sin
 
 
@@ -81,5 +77,5 @@ def trace_ids(
         if shape and shape[0] == ids[0]:  # the number of rows, where the contracts fix it
             shape[0] = rows
     shapes[tokens] = [rows, length]
-    tracing: Any = PaddedPrimitives(rows) if padded else ProbingPrimitives()
+    tracing = PaddedPrimitives(rows) if padded else ProbingPrimitives()
     return record(plan, shapes, found, lambda node, made: observe(node), primitives=tracing)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+from isomorph.primitives import Cost, arithmetic
+
 Shape = tuple[int, ...]
 
 
@@ -35,49 +37,28 @@ class TracedTensor:
         """Number of elements."""
         return prod(self.shape)
 
+    @property
+    def recorder(self) -> Program:
+        """The same program, as primitives ask for it."""
+        return self.program
+
     def __add__(self, other: TracedTensor | float) -> TracedTensor:
-        return self._combine("add", self, other)
+        return arithmetic(self.program, "add", self, other)
 
     def __radd__(self, other: float) -> TracedTensor:
-        return self._combine("add", other, self)
+        return arithmetic(self.program, "add", other, self)
 
     def __sub__(self, other: TracedTensor | float) -> TracedTensor:
-        return self._combine("subtract", self, other)
+        return arithmetic(self.program, "subtract", self, other)
 
     def __rsub__(self, other: float) -> TracedTensor:
-        return self._combine("subtract", other, self)
+        return arithmetic(self.program, "subtract", other, self)
 
     def __mul__(self, other: TracedTensor | float) -> TracedTensor:
-        return self._combine("multiply", self, other)
+        return arithmetic(self.program, "multiply", self, other)
 
     def __rmul__(self, other: float) -> TracedTensor:
-        return self._combine("multiply", other, self)
-
-    def _combine(
-        self, primitive: str, left: TracedTensor | float, right: TracedTensor | float
-    ) -> TracedTensor:
-        """One operation per element of the result; a number becomes the attribute ``left`` or ``right``."""
-        tensors = [side for side in (left, right) if isinstance(side, TracedTensor)]
-        numbers = {
-            name: side
-            for name, side in (("left", left), ("right", right))
-            if not isinstance(side, TracedTensor)
-        }
-        shape = broadcast(*(tensor.shape for tensor in tensors))
-        return self.program.record(primitive, tensors, shape, numbers, flops=prod(shape))
-
-
-def broadcast(*shapes: Shape) -> Shape:
-    """The common shape under NumPy's rules; ValueError when there is none."""
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    sizes = []
-    for axis in zip(*padded, strict=True):
-        wide = {size for size in axis if size != 1}
-        if len(wide) > 1:
-            raise ValueError(f"shapes {', '.join(map(str, shapes))} do not broadcast")
-        sizes.append(wide.pop() if wide else 1)
-    return tuple(sizes)
+        return arithmetic(self.program, "multiply", other, self)
 
 
 class Step(NamedTuple):
@@ -149,38 +130,22 @@ class Program:
     def record(
         self,
         primitive: str,
-        inputs: Sequence[TracedTensor],
-        shape: Shape,
+        inputs: Sequence[TracedTensor | None],
+        shapes: Sequence[Sequence[int]],
         attributes: Mapping[str, Any] | None = None,
         *,
-        flops: int = 0,
-        reduction: int = 1,
-        dtype: str | None = None,
-        view: bool = False,
-    ) -> TracedTensor:
-        """Add a step with one result, of its first tensor's dtype unless stated."""
-        return self.record_many(
-            primitive, inputs, [shape], attributes, flops=flops, reduction=reduction, dtype=dtype, view=view
-        )[0]
-
-    def record_many(
-        self,
-        primitive: str,
-        inputs: Sequence[TracedTensor],
-        shapes: Sequence[Shape],
-        attributes: Mapping[str, Any] | None = None,
-        *,
-        flops: int = 0,
-        reduction: int = 1,
+        cost: Cost | None = None,
         dtype: str | None = None,
         view: bool = False,
     ) -> tuple[TracedTensor, ...]:
-        """Add a step with several results."""
-        made = tuple(self.tensor(shape, dtype or inputs[0].dtype) for shape in shapes)
+        """See :meth:`isomorph.primitives.Recorder.record`."""
+        given = [tensor for tensor in inputs if tensor is not None]
+        flops, reduction = cost() if cost is not None else (0, 1)
+        made = tuple(self.tensor(shape, dtype or given[0].dtype) for shape in shapes)
         self.steps.append(
             Step(
                 primitive,
-                tuple(tensor.id for tensor in inputs),
+                tuple(tensor.id for tensor in given),
                 dict(attributes or {}),
                 tuple(tensor.id for tensor in made),
                 self._path,

@@ -17,8 +17,10 @@ from isomorph.lowering import derived
 from isomorph.lowering.derived import Columns, Joined, Parameter, Rows, Scaled, Shifted
 from isomorph.lowering.flatten import flattened, split_gelus
 from isomorph.lowering.rewrite import Op, Rewritten, rewritten
-from isomorph.trace import primitives as F
+from isomorph.primitives import Recording
 from isomorph.trace.program import Program, TracedTensor
+
+F = Recording()
 
 P = Parameter
 erf = np.vectorize(math.erf, otypes=[np.float64])

@@ -22,7 +22,6 @@ from isomorph.operators import catalogue
 from isomorph.operators.operator import Operator
 from isomorph.primitives import Primitives
 from isomorph.source_code import export_python, write_python
-from isomorph.source_code.primitives import RecordingPrimitives
 from isomorph.source_code.write import _words
 from isomorph.testing import order_one_weights, sample_inputs, sample_sizes
 
@@ -612,7 +611,6 @@ def test_only_the_features_that_are_used_are_written() -> None:
 
 def test_every_primitive_has_a_text() -> None:
     names = {name for name in vars(Primitives) if not name.startswith("_")}
-    assert names <= set(vars(RecordingPrimitives))
     for framework in ("torch", "nnx"):
         # ``positions`` are rows of a table: ``narrow``.
         assert names - {"positions"} <= set(_words(framework).primitives)

@@ -5,9 +5,10 @@ import pytest
 
 from isomorph.backends.reference import primitives as numpy_primitives
 from isomorph.errors import IsomorphError
-from isomorph.primitives import Primitives
-from isomorph.trace import primitives as F
+from isomorph.primitives import Primitives, Recording
 from isomorph.trace.program import Program
+
+F = Recording()
 
 # primitive, input shapes, options, operations, longest sum
 CASES = [
@@ -82,7 +83,7 @@ def test_concatenate():
     assert F.concatenate((a, b), 1).shape == (2, 4, 4)
     assert program.steps[0].inputs == (0, 1)
     assert not program.steps[0].view
-    with pytest.raises(ValueError, match=r"differ outside axis -1"):
+    with pytest.raises(ValueError, match=r"concatenate along axis -1: .* do not fit"):
         F.concatenate((a, b), -1)
 
 
@@ -113,7 +114,7 @@ def test_take_at_moves_data_alone():
     assert (step.primitive, step.flops, step.reduction, step.view) == ("take_at", 0, 1, False)
     assert (step.inputs, made.shape, made.dtype) == ((x.id, ids.id), (2, 4), "float32")
     assert step.attributes == {"token": 7}
-    with pytest.raises(ValueError, match=r"take_at: ids \(3, 2\) do not fit \(2, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"take_at: \(2, 3, 4\), \(3, 2\) do not fit"):
         F.take_at(x, program.tensor((3, 2), "int64"), 7)
     with pytest.raises(IsomorphError):
         F.take_at(program.tensor((2, 0, 4), "float32"), program.tensor((2, 0), "int64"), 7)
