@@ -19,7 +19,7 @@ import numpy as np
 
 from isomorph.backends.contract import InputContracts
 from isomorph.errors import IsomorphError
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.plan import Node, Plan
 from isomorph.primitives import Primitives, Tensor
 
@@ -50,7 +50,7 @@ class DecodingBackend(Protocol):
         ...
 
     def inputs(
-        self, model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+        self, model: Any, layout: DecodingLayout, shape: tuple[int, int], given: Mapping[str, Any]
     ) -> dict[int, Any]:
         """The further inputs as tensors by their value ids, for prompts of a shape ``[B, T]``.
 
@@ -61,7 +61,7 @@ class DecodingBackend(Protocol):
         ...
 
     def start(
-        self, model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
+        self, model: Any, layout: DecodingLayout, capacity: int, pads: Array, inputs: Mapping[int, Any]
     ) -> Decoder:
         """A decoder that has seen nothing, with memory for ``capacity`` slots, which grows when they are full."""
         ...
@@ -83,7 +83,7 @@ class _Ids(NamedTuple):
 
 
 def check_contracts(
-    layout: Layout, shape: tuple[int, int], inputs: Mapping[int, Any], kinds: Mapping[Any, str]
+    layout: DecodingLayout, shape: tuple[int, int], inputs: Mapping[int, Any], kinds: Mapping[Any, str]
 ) -> dict[int, Any]:
     """The further inputs as a call of the model takes them: masks of integers made boolean.
 
@@ -109,7 +109,9 @@ def check_contracts(
     return {value: tensor for (_, value), tensor in zip(kept, bound, strict=True) if value in inputs}
 
 
-def symbol_sizes(layout: Layout, inputs: Mapping[int, Any], kinds: Mapping[Any, str]) -> dict[str, int]:
+def symbol_sizes(
+    layout: DecodingLayout, inputs: Mapping[int, Any], kinds: Mapping[Any, str]
+) -> dict[str, int]:
     """Values of the symbols of the further inputs, which are given by their value ids."""
     kept = tuple((name, value) for name, value in layout.plan.inputs if value in inputs)
     plan = replace(layout.plan, inputs=kept, bounds={})
@@ -187,7 +189,7 @@ class RememberingPrimitives:
 
 
 def run_fixed(
-    layout: Layout, layers: Mapping[str, Callable[..., Any]], inputs: Mapping[int, Any]
+    layout: DecodingLayout, layers: Mapping[str, Callable[..., Any]], inputs: Mapping[int, Any]
 ) -> dict[int, Any]:
     """Values by id that no id changes: the further inputs and what is computed from them."""
     values: dict[int, Any] = dict(inputs)
@@ -197,7 +199,7 @@ def run_fixed(
 
 
 def run_moving(
-    layout: Layout,
+    layout: DecodingLayout,
     layers: Mapping[str, Callable[..., Any]],
     primitives: Any,
     ids: Tensor,

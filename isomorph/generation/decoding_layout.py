@@ -13,14 +13,14 @@ from functools import lru_cache
 from isomorph.dimensions import Affine, show_shape, symbols_of
 from isomorph.errors import IsomorphError
 from isomorph.generation.positions import LENGTHS, Followed, probed, sizes_of, unfit
-from isomorph.lowering.layout import Layout, Narrowing
+from isomorph.lowering.decoding_layout import DecodingLayout, Narrowing
 from isomorph.plan import Node, Plan
 from isomorph.trace.program import Program
 
 _INTEGERS = ("int64", "int32")
 
 
-def decoding_layout(plan: Plan, given: Collection[str] = ()) -> Layout:
+def decoding_layout(plan: Plan, given: Collection[str] = ()) -> DecodingLayout:
     """How a plan generates text.
 
     Args:
@@ -37,7 +37,7 @@ def decoding_layout(plan: Plan, given: Collection[str] = ()) -> Layout:
 
 
 @lru_cache(maxsize=32)
-def _layout(plan: Plan, tokens: int) -> Layout:
+def _layout(plan: Plan, tokens: int) -> DecodingLayout:
     _check_dimensions(plan, tokens)
     followed = Followed(plan, tokens)
     try:
@@ -123,7 +123,7 @@ def _scores(plan: Plan, tokens: int, followed: Followed) -> int:
     )
 
 
-def _arranged(plan: Plan, followed: Followed, tokens: int, logits: int) -> Layout:
+def _arranged(plan: Plan, followed: Followed, tokens: int, logits: int) -> DecodingLayout:
     value, program, axes = plan.inputs[tokens][1], followed.program, followed.axes
     needed = _needed(plan, logits)
     moves = {v for v, tensor in program.values.items() if tensor.id in axes or tensor.id in followed.problems}
@@ -137,7 +137,7 @@ def _arranged(plan: Plan, followed: Followed, tokens: int, logits: int) -> Layou
     read_fixed = {slot for node in needed for slot in node.call_slots}
     others = tuple(i for i, (_, v) in enumerate(plan.inputs) if i != tokens and v in read_fixed)
     _check_others(plan, tokens, others)
-    return Layout(
+    return DecodingLayout(
         plan=plan,
         tokens=tokens,
         others=others,
@@ -190,7 +190,7 @@ def _check_others(plan: Plan, tokens: int, others: Iterable[int]) -> None:
             )
 
 
-def _try_padding(layout: Layout) -> None:
+def _try_padding(layout: DecodingLayout) -> None:
     """E_ARGUMENT when the network cannot run where rows of a batch stand at positions of their own."""
     plan, rows = layout.plan, sizes_of(layout.plan.values[layout.plan.inputs[layout.tokens][1]].shape[0])[0]
     for length in (1, LENGTHS[0]):

@@ -14,7 +14,7 @@ from isomorph.errors import IsomorphError, shorten
 from isomorph.generation.decoding_layout import decoding_layout
 from isomorph.generation.sampling import Chooser
 from isomorph.generation.settings import GenerationSettings, Options, check_count, unfollowed_text
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.primitives import outside_table
 
 PREFILL_CHUNK = 512
@@ -142,7 +142,7 @@ class _Text(NamedTuple):
 
     model: Any
     backend: DecodingBackend
-    layout: Layout
+    layout: DecodingLayout
     prompt: Prompt
     inputs: Mapping[int, Any]
     steps: int
@@ -345,7 +345,7 @@ def _padding(mask: Any, shape: tuple[int, ...]) -> Array:
 # -- the steps -----------------------------------------------------------------------------------------
 
 
-def _check_length(layout: Layout, prompt: Prompt, new: int) -> None:
+def _check_length(layout: DecodingLayout, prompt: Prompt, new: int) -> None:
     """The last id that is added is not read, so it needs no position."""
     if layout.limit is None or not len(prompt.ids):
         return
@@ -362,7 +362,7 @@ def _check_length(layout: Layout, prompt: Prompt, new: int) -> None:
         )
 
 
-def _named(layout: Layout, inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _named(layout: DecodingLayout, inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """The further inputs by name, none missing and none too many."""
     wanted = [layout.plan.inputs[index][0] for index in layout.others]
     hints = ['give them by name, as in inputs={"features": x}'] if wanted else []
@@ -407,7 +407,7 @@ def _run(text: _Text) -> Iterator[Array]:
         logits = decoder.feed(_known(new, layout)[:, None], wanted=True)
 
 
-def _known(ids: Array, layout: Layout) -> Array:
+def _known(ids: Array, layout: DecodingLayout) -> Array:
     """Ids to read next; E_RUNTIME when the network scores an id that it has no row for."""
     if layout.vocabulary and ids.max() >= layout.vocabulary:
         raise outside_table(int(ids.max()), layout.vocabulary)

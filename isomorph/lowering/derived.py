@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Parameter:
+class Stored:
     """The parameter at a path of the plan."""
 
     path: str
@@ -60,7 +60,7 @@ class Scaled:
     factor: float
 
 
-Weight = Parameter | Joined | Columns | Rows | Shifted | Scaled
+Weight = Stored | Joined | Columns | Rows | Shifted | Scaled
 
 
 class Arithmetic(Protocol):
@@ -104,7 +104,7 @@ def evaluate(weight: Weight, arithmetic: Arithmetic, rows: slice | None = None) 
     def wide(part: Weight, rows: slice | None = None) -> Any:
         return arithmetic.wide(evaluate(part, arithmetic, rows))
 
-    if isinstance(weight, Parameter):
+    if isinstance(weight, Stored):
         array = arithmetic.parameter(weight.path)
         return array if rows is None else array[rows]
     if isinstance(weight, Joined):
@@ -121,7 +121,7 @@ def evaluate(weight: Weight, arithmetic: Arithmetic, rows: slice | None = None) 
 
 
 def _parts(joined: Joined, arithmetic: Arithmetic, rows: slice | None) -> list[Any]:
-    start, found = 0, []
+    start, arrays = 0, []
     for part, size in zip(joined.parts, joined.sizes, strict=True):
         inside = slice(0, size)
         if rows is not None:
@@ -129,13 +129,13 @@ def _parts(joined: Joined, arithmetic: Arithmetic, rows: slice | None) -> list[A
         start += size
         length = inside.stop - inside.start
         if length > 0 or rows is None:
-            found.append(arithmetic.zeros(length) if part is None else evaluate(part, arithmetic, inside))
-    return found
+            arrays.append(arithmetic.zeros(length) if part is None else evaluate(part, arithmetic, inside))
+    return arrays
 
 
 def shape(weight: Weight, arithmetic: Arithmetic) -> tuple[int, ...]:
     """The shape that :func:`evaluate` gives."""
-    if isinstance(weight, Parameter):
+    if isinstance(weight, Stored):
         return tuple(arithmetic.parameter(weight.path).shape)
     if isinstance(weight, Joined):
         parts = [part for part in weight.parts if part is not None]

@@ -69,7 +69,7 @@ class _Flattening:
         inputs = tuple(self._need_flat(tensor, op.path) for tensor in op.inputs)
         residual = None if op.residual is None else self._need_flat(op.residual, op.path)
         (output,) = op.outputs
-        self.flat[output] = self._made(output)
+        self.flat[output] = self._flat_tensor(output)
         attributes = {**op.attributes, "axis": -1} if op.kind == "narrow" else op.attributes
         self.ops.append(
             replace(op, inputs=inputs, residual=residual, outputs=(self.flat[output],), attributes=attributes)
@@ -87,13 +87,13 @@ class _Flattening:
 
     def _need_flat(self, tensor: int, path: str) -> int:
         if tensor not in self.flat:
-            made = self.flat[tensor] = self._made(tensor)
-            if made in self.repeated:
-                one = self._new((1, self.shapes[made][1]), tensor)
+            rows = self.flat[tensor] = self._flat_tensor(tensor)
+            if rows in self.repeated:
+                one = self._new((1, self.shapes[rows][1]), tensor)
                 self._reshape(tensor, one, path)
-                self.ops.append(Op("expand", (one,), (made,), {"shape": self.shapes[made]}, path))
+                self.ops.append(Op("expand", (one,), (rows,), {"shape": self.shapes[rows]}, path))
             else:
-                self._reshape(tensor, made, path)
+                self._reshape(tensor, rows, path)
         return self.flat[tensor]
 
     def _need_whole(self, tensor: int, path: str) -> None:
@@ -109,39 +109,39 @@ class _Flattening:
         self.ops.append(Op("narrow", (flat,), (one,), {"axis": 0, "start": 0, "stop": 1}, path))
         return one
 
-    def _made(self, tensor: int) -> int:
+    def _flat_tensor(self, tensor: int) -> int:
         *leading, width = self.shapes[tensor]
         rows = prod(leading)
         if rows != 1 or self.times == 1:
             return self._new((rows, width), tensor)
-        made = self._new((self.times, width), tensor)
-        self.repeated.add(made)
-        return made
+        repeated = self._new((self.times, width), tensor)
+        self.repeated.add(repeated)
+        return repeated
 
     def _new(self, shape: tuple[int, int], like: int) -> int:
-        made = len(self.shapes)
-        self.shapes[made], self.dtypes[made] = shape, self.dtypes[like]
-        return made
+        number = len(self.shapes)
+        self.shapes[number], self.dtypes[number] = shape, self.dtypes[like]
+        return number
 
-    def _reshape(self, tensor: int, made: int, path: str) -> None:
-        self.ops.append(Op("reshape", (tensor,), (made,), {"shape": self.shapes[made]}, path))
+    def _reshape(self, tensor: int, reshaped: int, path: str) -> None:
+        self.ops.append(Op("reshape", (tensor,), (reshaped,), {"shape": self.shapes[reshaped]}, path))
 
 
 def _without_chains(ops: list[Op], outputs: set[int]) -> list[Op]:
     """A reshape that another one alone reads is left out."""
     reads = Counter(tensor for op in ops for tensor in op.reads)
-    made: dict[int, int] = {}
+    reshaped_at: dict[int, int] = {}
     kept: list[Op] = []
     for op in ops:
         if op.kind == "reshape":
             (x,), (output,) = op.inputs, op.outputs
-            before = made.get(x)
+            before = reshaped_at.get(x)
             if before is not None and reads[x] == 1 and x not in outputs:
                 op = replace(op, inputs=kept[before].inputs)
                 kept[before] = op  # where the first one stands its input is there
-                made[output] = before
+                reshaped_at[output] = before
                 continue
-            made[output] = len(kept)
+            reshaped_at[output] = len(kept)
         kept.append(op)
     return kept
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from isomorph.lowering.derived import Columns, Joined, Parameter, Rows, Shifted, Weight
+from isomorph.lowering.derived import Columns, Joined, Rows, Shifted, Stored, Weight
 from isomorph.trace.program import Program, Shape
 
 ACTIVATIONS = ("gelu", "relu", "silu", "quick_gelu", "tanh", "sigmoid")
@@ -101,10 +101,10 @@ class _State:
         op = Op(step.primitive, step.inputs, step.outputs, step.attributes, step.path)
         if step.primitive not in ("linear", "layer_norm", "rms_norm"):
             return op
-        x, *held = step.inputs
-        if any(tensor not in self.parameters for tensor in held):
+        x, *weights_read = step.inputs
+        if any(tensor not in self.parameters for tensor in weights_read):
             return op  # a product of two tensors
-        weights: list[Weight | None] = [Parameter(self.parameters[tensor]) for tensor in held]
+        weights: list[Weight | None] = [Stored(self.parameters[tensor]) for tensor in weights_read]
         if step.primitive == "layer_norm" and not step.attributes["weight"]:
             weights.insert(0, None)
         weights += [None] * (2 - len(weights))
@@ -120,8 +120,8 @@ class _State:
 
     def only_reader(self, tensor: int) -> int | None:
         """The index of the one operation that reads a tensor, or None."""
-        found = self.readers.get(tensor, [])
-        return found[0] if len(found) == 1 and not self.published[tensor] else None
+        readers = self.readers.get(tensor, [])
+        return readers[0] if len(readers) == 1 and not self.published[tensor] else None
 
     def may_derive(self, linears: Iterable[Op]) -> bool:
         """Whether a weight as large as those of products together may be made."""
@@ -129,9 +129,9 @@ class _State:
         return numbers <= self.largest
 
     def tensor(self, shape: Shape, dtype: str) -> int:
-        made = len(self.shapes)
-        self.shapes[made], self.dtypes[made] = shape, dtype
-        return made
+        number = len(self.shapes)
+        self.shapes[number], self.dtypes[number] = shape, dtype
+        return number
 
     def replace_all(self, ops: list[Op | None]) -> None:
         self.ops = [op for op in ops if op is not None]
@@ -188,10 +188,10 @@ def _fold_norms(state: _State) -> None:
 
 def _read_twice(state: _State) -> set[Weight]:
     """The parameters that several operations read."""
-    found = Counter(weight for op in state.ops for weight in (op.weight, op.bias) if weight is not None)
+    times_read = Counter(weight for op in state.ops for weight in (op.weight, op.bias) if weight is not None)
     for tensor, path in state.parameters.items():
-        found[Parameter(path)] += len(state.readers.get(tensor, ()))
-    return {weight for weight, times in found.items() if times > 1}
+        times_read[Stored(path)] += len(state.readers.get(tensor, ()))
+    return {weight for weight, times in times_read.items() if times > 1}
 
 
 def _fold_gains(state: _State) -> None:
@@ -211,7 +211,7 @@ def _fold_gains(state: _State) -> None:
         if not state.may_derive([linear]):
             continue
         assert maker is not None and linear.weight is not None
-        scale = Parameter(state.parameters[gain])
+        scale = Stored(state.parameters[gain])
         ops[maker] = None
         ops[index] = replace(
             linear,
@@ -239,7 +239,7 @@ def _join_parallel(state: _State) -> None:
         joined = state.tensor(shape, state.dtypes[linears[0].outputs[0]])
         weights = tuple(op.weight for op in linears)
         biases = tuple(op.bias for op in linears)
-        made = [
+        parts = [
             Op(
                 "linear", (x,), (joined,), path=linears[0].path, weight=Joined(weights, sizes),
                 bias=Joined(biases, sizes) if any(biases) else None,
@@ -248,9 +248,9 @@ def _join_parallel(state: _State) -> None:
         start = 0
         for op, size in zip(linears, sizes, strict=True):
             attributes = {"axis": -1, "start": start, "stop": start + size}
-            made.append(Op("narrow", (joined,), op.outputs, attributes, op.path))
+            parts.append(Op("narrow", (joined,), op.outputs, attributes, op.path))
             start += size
-        before[members[0]] = made
+        before[members[0]] = parts
         dropped.update(members)
     ops: list[Op | None] = []
     for index, op in enumerate(state.ops):
@@ -275,17 +275,17 @@ def _join_heads(state: _State) -> None:
         chains = [_chain(state, i) for i, _ in parts]
         if any(chain is None for chain in chains):
             continue
-        found = sorted((chain for chain in chains if chain is not None), key=lambda c: _start(state, c[0]))
-        shapes = {state.shapes[state.ops[chain[1]].outputs[0]] for chain in found}
-        if len(shapes) != 1 or not _covers(state, whole, [chain[0] for chain in found]):
+        in_order = sorted((chain for chain in chains if chain is not None), key=lambda c: _start(state, c[0]))
+        shapes = {state.shapes[state.ops[chain[1]].outputs[0]] for chain in in_order}
+        if len(shapes) != 1 or not _covers(state, whole, [chain[0] for chain in in_order]):
             continue
         (shape,) = shapes
-        for chain in found:
+        for chain in in_order:
             for member in chain:
                 ops[member] = None
-        outputs = tuple(state.ops[chain[2]].outputs[0] for chain in found)
-        first = min(chain[0] for chain in found)
-        ops[first] = Op("heads", (whole,), outputs, {"shape": shape, "parts": len(found)}, op.path)
+        outputs = tuple(state.ops[chain[2]].outputs[0] for chain in in_order)
+        first = min(chain[0] for chain in in_order)
+        ops[first] = Op("heads", (whole,), outputs, {"shape": shape, "parts": len(in_order)}, op.path)
     state.replace_all(ops)
 
 
@@ -301,9 +301,9 @@ def _covers(state: _State, whole: int, parts: list[int]) -> bool:
     rank, width = len(state.shapes[whole]), state.shapes[whole][-1]
     if any(state.ops[part].attributes["axis"] % rank != rank - 1 for part in parts):
         return False
-    made = [state.shapes[state.ops[part].outputs[0]][-1] for part in parts]
-    begins = [sum(made[:i]) for i in range(len(made))]
-    return sum(made) == width and begins == [_start(state, part) for part in parts]
+    widths = [state.shapes[state.ops[part].outputs[0]][-1] for part in parts]
+    begins = [sum(widths[:i]) for i in range(len(widths))]
+    return sum(widths) == width and begins == [_start(state, part) for part in parts]
 
 
 def _chain(state: _State, narrow: int) -> tuple[int, int, int] | None:

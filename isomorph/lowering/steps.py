@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from isomorph.dimensions import evaluate, symbols_of
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.lowering.rewrite import Rewritten, rewritten
 from isomorph.trace.probing import trace_ids
 from isomorph.trace.program import Program
@@ -29,7 +29,13 @@ class StepPrograms(NamedTuple):
 
 
 def step_programs(
-    layout: Layout, rows: int, length: int, sizes: Mapping[str, int], *, padded: bool, largest: float = inf
+    layout: DecodingLayout,
+    rows: int,
+    length: int,
+    sizes: Mapping[str, int],
+    *,
+    padded: bool,
+    largest: float = inf,
 ) -> StepPrograms:
     """The programs for ``rows`` of a batch and ``length`` new ids.
 
@@ -54,7 +60,7 @@ def step_programs(
 
 
 def fixed_program(
-    layout: Layout,
+    layout: DecodingLayout,
     sizes: Mapping[str, int],
     given: list[int],
     wanted: list[int],
@@ -66,13 +72,15 @@ def fixed_program(
     return rewritten(_restricted(traced, given, [], wanted)[0], largest=largest)
 
 
-def rows_at(layout: Layout, sizes: Mapping[str, int]) -> int:
+def rows_at(layout: DecodingLayout, sizes: Mapping[str, int]) -> int:
     """How many rows of ids there are at some values of symbols, those left out being 1."""
     batch = layout.plan.values[layout.plan.inputs[layout.tokens][1]].shape[0]
     return evaluate(batch, {symbol: sizes.get(symbol, 1) for symbol in symbols_of(batch)})
 
 
-def _traced(layout: Layout, rows: int, length: int, sizes: Mapping[str, int], padded: bool) -> Program:
+def _traced(
+    layout: DecodingLayout, rows: int, length: int, sizes: Mapping[str, int], padded: bool
+) -> Program:
     return trace_ids(layout.plan, layout.tokens, rows, length, sizes, padded=padded)
 
 

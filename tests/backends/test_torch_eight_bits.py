@@ -15,7 +15,7 @@ from isomorph.testing import order_one_weights, sample_inputs
 
 torch = pytest.importorskip("torch")
 from isomorph.backends.torch import eight_bits  # noqa: E402
-from isomorph.lowering.derived import Parameter  # noqa: E402
+from isomorph.lowering.derived import Stored  # noqa: E402
 
 TEXT = "h = feed_forward(128)\nh = add(x, h)\nattention(h, 4)\nlinear(40)"
 CPU = torch.device("cpu")
@@ -123,7 +123,7 @@ def test_eight_bits_by_hand():
     plan = iso.resolve("linear(2, bias=False)", input=("B", 2))
     weights = {"n0.weight": np.array([[1.27, -0.64], [0.0, 0.0]], np.float32)}
     engine = iso.prepare(iso.torch.build(plan, weights), "int8")
-    integers, steps = engine._state.store.quantized(Parameter("n0.weight"))
+    integers, steps = engine._state.store.quantized(Stored("n0.weight"))
     assert integers.tolist() == [[127, -64], [0, 0]]
     assert steps.tolist()[0] == 0.010009765625
     assert engine(torch.ones(1, 2)).tolist()[0][1] == 0.0

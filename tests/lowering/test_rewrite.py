@@ -14,7 +14,7 @@ import pytest
 
 from isomorph.backends.reference import primitives as reference
 from isomorph.lowering import derived
-from isomorph.lowering.derived import Columns, Joined, Parameter, Rows, Scaled, Shifted
+from isomorph.lowering.derived import Columns, Joined, Rows, Scaled, Shifted, Stored
 from isomorph.lowering.flatten import flattened, split_gelus
 from isomorph.lowering.rewrite import Op, Rewritten, rewritten
 from isomorph.primitives import Recording
@@ -22,7 +22,7 @@ from isomorph.trace.program import Program, TracedTensor
 
 F = Recording()
 
-P = Parameter
+P = Stored
 erf = np.vectorize(math.erf, otypes=[np.float64])
 
 

@@ -29,7 +29,7 @@ from isomorph.backends.decoding import (
 from isomorph.backends.jax import primitives
 from isomorph.backends.jax.attention import attend
 from isomorph.backends.jax.build import KINDS, PreparedPlan, no_array, require_x64
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.operators.declare import Operator
 from isomorph.plan import Plan
 
@@ -113,7 +113,7 @@ class CompiledSteps:
         options: for the compiler.
     """
 
-    def __init__(self, layout: Layout, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, layout: DecodingLayout, options: Mapping[str, Any] | None = None) -> None:
         self.layout = layout
         self.traces = 0
         self.fixed = jax.jit(self._fixed)
@@ -160,7 +160,7 @@ class CompiledLayout(CompiledSteps):
         bind: gives its layers.
     """
 
-    def __init__(self, layout: Layout, bind: Bind) -> None:
+    def __init__(self, layout: DecodingLayout, bind: Bind) -> None:
         super().__init__(layout)
         self.bind = bind
 
@@ -258,7 +258,11 @@ def same_steps(compiled: CompiledSteps, parameters: Any) -> Steps:
 
 
 def checked_inputs(
-    prepared: PreparedPlan, dtype: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+    prepared: PreparedPlan,
+    dtype: Any,
+    layout: DecodingLayout,
+    shape: tuple[int, int],
+    given: Mapping[str, Any],
 ) -> dict[int, Tensor]:
     """The further inputs as arrays by their value ids, checked as a call of the model checks them.
 
@@ -286,7 +290,9 @@ def checked_inputs(
     return arrays
 
 
-def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]) -> dict[int, Tensor]:
+def inputs(
+    model: Any, layout: DecodingLayout, shape: tuple[int, int], given: Mapping[str, Any]
+) -> dict[int, Tensor]:
     """Those of a prepared model."""
     if model.departure:
         return model.source.decoding.inputs(model.source.model, layout, shape, given)
@@ -298,7 +304,9 @@ def plan_of(model: Any) -> Plan:
     return model.source.decoding.plan_of(model.source.model) if model.departure else model.plan
 
 
-def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]) -> JaxDecoder:
+def start(
+    model: Any, layout: DecodingLayout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
+) -> JaxDecoder:
     """A decoder of a prepared model."""
     steps = model.steps(layout, len(pads))
     if steps is None:

@@ -33,8 +33,8 @@ from isomorph.backends.jax.writer import JaxWriter
 from isomorph.backends.large_pages import Uses, in_large_pages
 from isomorph.errors import IsomorphError
 from isomorph.lowering import derived
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.lowering.derived import Weight
-from isomorph.lowering.layout import Layout
 from isomorph.lowering.rewrite import rewritten
 from isomorph.trace.build import trace
 
@@ -176,7 +176,7 @@ class Engine(PreparedModel["State"]):
     def _unchanged(self, state: State) -> bool:
         return state.holds(self.source.marks())
 
-    def steps(self, layout: Layout, rows: int) -> Steps | None:
+    def steps(self, layout: DecodingLayout, rows: int) -> Steps | None:
         """The compiled steps of a generation in so many rows, all of one moment of the model.
 
         None where the model itself generates.
@@ -336,7 +336,7 @@ class Functions:
         self.careful = jax.jit(self._careful)  # it may stand inside somebody else's compiled function
         self._steps: dict[bool, EngineSteps] = {}
 
-    def steps(self, layout: Layout, *, single: bool) -> EngineSteps:
+    def steps(self, layout: DecodingLayout, *, single: bool) -> EngineSteps:
         """The compiled steps of generation, for one row or for several."""
         if single not in self._steps:
             first, largest = ((lambda _: False), inf) if single else (self._inputs_first, LARGEST)
@@ -345,7 +345,7 @@ class Functions:
 
     def _inputs_first(self, weight: Weight) -> bool:
         """How a product's weight is kept: a lone parameter as the model holds it, so that memory is shared."""
-        return not isinstance(weight, derived.Parameter) or self._places[weight.path].transposed
+        return not isinstance(weight, derived.Stored) or self._places[weight.path].transposed
 
     def _fast(
         self, weights: Sequence[Tensor], tensors: Sequence[Tensor]

@@ -15,8 +15,8 @@ from isomorph.backends.jax.build import KINDS, broadcasting
 from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
 from isomorph.backends.jax.engine_weights import Kept, collect
 from isomorph.backends.jax.writer import JaxWriter
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.lowering.derived import Weight
-from isomorph.lowering.layout import Layout
 from isomorph.lowering.rewrite import Rewritten
 from isomorph.lowering.steps import fixed_program, rows_at, step_programs
 
@@ -28,7 +28,7 @@ class EngineSteps(CompiledSteps):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: DecodingLayout,
         dtype: Any,
         narrow: bool,
         inputs_first: Callable[[Weight], bool],

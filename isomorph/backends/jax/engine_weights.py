@@ -47,7 +47,7 @@ def collect(program: Rewritten, keys: dict[Kept, bool], inputs_first: Callable[[
             keys.setdefault(Kept(op.bias, False), False)
     for tensor, path in program.parameters.items():
         readers = {op.kind for op in program.ops if tensor in op.reads}
-        kept = Kept(derived.Parameter(path), False)
+        kept = Kept(derived.Stored(path), False)
         keys[kept] = keys.get(kept, True) and readers == {"embedding"}  # whose rows are widened again
 
 
@@ -58,7 +58,7 @@ _PIECE = 1 << 16
 def made_of(kept: Kept, parameters: Mapping[str, Held], dtype: Any) -> Tensor:
     """The array of a key; a lone parameter that is held like this shares the model's memory."""
     weight, inputs_first = kept
-    if isinstance(weight, derived.Parameter):
+    if isinstance(weight, derived.Stored):
         array, transposed = parameters[weight.path]
         return jnp.asarray(array if transposed == inputs_first else array.T, dtype)
     arithmetic = _Arithmetic(parameters)

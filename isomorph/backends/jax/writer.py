@@ -59,7 +59,7 @@ class JaxWriter(Writer):
         }  # fmt: skip
 
     def parameter(self, path: str) -> str:
-        return self.weight(derived.Parameter(path))
+        return self.weight(derived.Stored(path))
 
     def weight(self, weight: Weight | None) -> str:
         return "None" if weight is None else f"W[{self._places[Kept(weight, False)]}]"

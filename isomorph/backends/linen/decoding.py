@@ -13,7 +13,7 @@ from isomorph.backends.linen.build import build as unbound
 from isomorph.backends.linen.layers import PRIMITIVES, calling
 from isomorph.backends.linen.weights import variables
 from isomorph.errors import IsomorphError, shorten
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.plan import Plan
 
 if TYPE_CHECKING:
@@ -41,21 +41,21 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def inputs(
-    model: Network, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+    model: Network, layout: DecodingLayout, shape: tuple[int, int], given: Mapping[str, Any]
 ) -> dict[int, Any]:
     prepared = model.prepared
     return decoding.checked_inputs(prepared, model._dtype(), layout, shape, given)
 
 
 def start(
-    model: nn.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
+    model: nn.Module, layout: DecodingLayout, capacity: int, pads: Array, inputs: Mapping[int, Any]
 ) -> JaxDecoder:
     module, variables = model.unbind()
     return decoding.decoder(decoding.same_steps(_compiled(module, layout), variables), capacity, pads, inputs)
 
 
 @lru_cache(maxsize=16)
-def _compiled(module: Any, layout: Layout) -> CompiledLayout:
+def _compiled(module: Any, layout: DecodingLayout) -> CompiledLayout:
     def bind(variables: Any, primitives: Any) -> Layers:
         bound = module.bind(variables)
         return {

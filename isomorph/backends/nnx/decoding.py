@@ -13,7 +13,7 @@ from isomorph.backends.jax.decoding import Array, CompiledLayout, JaxDecoder, La
 from isomorph.backends.nnx.build import Network, build
 from isomorph.backends.nnx.layers import PRIMITIVES, OperatorModule, calling
 from isomorph.errors import IsomorphError, shorten
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.plan import Plan
 
 __all__ = ["build", "inputs", "like", "plan_of", "slots", "start", "to_numpy"]
@@ -35,21 +35,21 @@ def plan_of(model: nnx.Module) -> Plan:
 
 
 def inputs(
-    model: Network, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]
+    model: Network, layout: DecodingLayout, shape: tuple[int, int], given: Mapping[str, Any]
 ) -> dict[int, Any]:
     prepared = model._prepared
     return decoding.checked_inputs(prepared, model._dtype(), layout, shape, given)
 
 
 def start(
-    model: nnx.Module, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Any]
+    model: nnx.Module, layout: DecodingLayout, capacity: int, pads: Array, inputs: Mapping[int, Any]
 ) -> JaxDecoder:
     definition, state = nnx.split(model)
     return decoding.decoder(decoding.same_steps(_compiled(definition, layout), state), capacity, pads, inputs)
 
 
 @lru_cache(maxsize=16)
-def _compiled(definition: Any, layout: Layout) -> CompiledLayout:
+def _compiled(definition: Any, layout: DecodingLayout) -> CompiledLayout:
     def bind(state: Any, primitives: Any) -> Layers:
         model = nnx.merge(definition, state)  # a copy, so that its mode may be changed
         model.eval()

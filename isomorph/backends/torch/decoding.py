@@ -32,7 +32,7 @@ from isomorph.backends.torch.twins import twin
 from isomorph.backends.torch.weights import to_numpy as tensor_to_numpy
 from isomorph.backends.torch.weights import to_tensor, unwrap
 from isomorph.errors import IsomorphError
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.operators.declare import Operator
 from isomorph.plan import Plan
 
@@ -75,7 +75,12 @@ class TorchDecoder(Decoder):
     """See :class:`isomorph.backends.decoding.Decoder`."""
 
     def __init__(
-        self, network: Network, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
+        self,
+        network: Network,
+        layout: DecodingLayout,
+        capacity: int,
+        pads: Array,
+        inputs: Mapping[int, Tensor],
     ) -> None:
         self.layout = layout
         self.device = next((p.device for p in network.parameters()), torch.device("cpu"))
@@ -127,7 +132,9 @@ class TorchDecoder(Decoder):
             return to_scores(scores) if wanted and scores is not None else None
 
 
-def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[str, Any]) -> dict[int, Tensor]:
+def inputs(
+    model: Any, layout: DecodingLayout, shape: tuple[int, int], given: Mapping[str, Any]
+) -> dict[int, Tensor]:
     """The further inputs as tensors by their value ids, checked as a call of the model checks them."""
     network = model.network if isinstance(model, Engine) else unwrap(model)
     tensors: dict[int, Tensor] = {}
@@ -147,7 +154,9 @@ def inputs(model: Any, layout: Layout, shape: tuple[int, int], given: Mapping[st
     return tensors
 
 
-def start(model: Any, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]) -> Decoder:
+def start(
+    model: Any, layout: DecodingLayout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
+) -> Decoder:
     if isinstance(model, Engine):
         if not model.current().departure:
             return EngineDecoder(model, layout, capacity, pads, inputs)

@@ -14,7 +14,7 @@ from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
 from isomorph.backends.torch.network import KINDS
 from isomorph.backends.torch.twins import in_evaluation
 from isomorph.backends.torch.writer import TorchWriter, eager, times_of_one_row
-from isomorph.lowering.layout import Layout
+from isomorph.lowering.decoding_layout import DecodingLayout
 from isomorph.lowering.rewrite import Rewritten
 from isomorph.lowering.steps import step_programs
 
@@ -26,7 +26,7 @@ class EngineDecoder(Decoder):
     """See :class:`isomorph.backends.decoding.Decoder`."""
 
     def __init__(
-        self, engine: Engine, layout: Layout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
+        self, engine: Engine, layout: DecodingLayout, capacity: int, pads: Array, inputs: Mapping[int, Tensor]
     ) -> None:
         self.layout, self.state = layout, engine.current()
         store = self.state.store

@@ -29,7 +29,7 @@ def _full(shape: tuple[int, ...], value: Any, dtype: str, like: torch.Tensor) ->
 KINDS = {getattr(torch, name): kind for name, kind in DTYPE_KINDS.items()}
 
 
-class Step(NamedTuple):
+class NodeCall(NamedTuple):
     """One node: its submodule, the values it takes and makes, and those that nobody needs afterwards."""
 
     name: str
@@ -55,7 +55,7 @@ class Network(nn.Module):
         for node in plan.nodes:
             refuse_taken(self, node.name, "a network")
             self.add_module(node.name, layer(node.operator))
-        self._steps = _steps(plan)
+        self._calls = _calls(plan)
         self._input_slots = tuple(value for _, value in plan.inputs)
         self._output_slots = tuple(plan.outputs)
         self._compute_inputs = tuple(
@@ -84,7 +84,7 @@ class Network(nn.Module):
             values[slot] = tensor
         name = ""
         try:
-            for name, takes, makes, frees in self._steps:
+            for name, takes, makes, frees in self._calls:
                 module = getattr(self, name)
                 taken = [values[slot] for slot in takes]
                 if self._recomputes and torch.is_grad_enabled():
@@ -268,7 +268,7 @@ def put(network: Network, path: str, parameter: nn.Parameter) -> None:
     setattr(network.get_submodule(module), name, parameter)
 
 
-def _steps(plan: Plan) -> tuple[Step, ...]:
+def _calls(plan: Plan) -> tuple[NodeCall, ...]:
     """The nodes in order, each with the values that it is the last to read."""
     absent = len(plan.values)
     kept = {value for _, value in plan.outputs}
@@ -281,7 +281,7 @@ def _steps(plan: Plan) -> tuple[Step, ...]:
         if value not in kept:
             frees.setdefault(index, []).append(value)
     return tuple(
-        Step(
+        NodeCall(
             node.name,
             tuple(absent if slot is None else slot for slot in node.call_slots),
             node.outputs,

@@ -89,7 +89,7 @@ class TorchWriter(Writer):
         return name
 
     def parameter(self, path: str) -> str:
-        return self.name(self._store.tensor(derived.Parameter(path)), "p")
+        return self.name(self._store.tensor(derived.Stored(path)), "p")
 
     # -- shapes
 

@@ -16,7 +16,7 @@ class Narrowing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class DecodingLayout:
     """How a plan generates text.
 
     Attributes:
