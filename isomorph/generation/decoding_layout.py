@@ -15,6 +15,7 @@ from isomorph.errors import IsomorphError
 from isomorph.generation.positions import LENGTHS, Followed, probed, sizes_of, unfit
 from isomorph.lowering.decoding_layout import DecodingLayout, Narrowing
 from isomorph.plan import Node, Plan
+from isomorph.primitives import Acts, acts_of
 from isomorph.trace.program import Program
 
 _INTEGERS = ("int64", "int32")
@@ -167,7 +168,9 @@ def _mixing(plan: Plan, moving: list[Node], followed: Followed) -> set[str]:
     names, mixing = {node.name for node in moving}, set()
     for step in followed.program.steps:
         name = step.path.partition(".")[0]
-        if name not in names or step.primitive not in ("attention", "cos_sin", "positions"):
+        if name not in names or (
+            step.primitive != "attention" and acts_of(step.primitive) is not Acts.PLACES
+        ):
             continue
         if step.outputs[0] in followed.axes:
             mixing.add(name)

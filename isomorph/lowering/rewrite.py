@@ -13,9 +13,8 @@ from math import inf
 from typing import Any
 
 from isomorph.lowering.derived import Columns, Joined, Rows, Shifted, Stored, Weight
+from isomorph.primitives import Acts, acts_of
 from isomorph.trace.program import Program, Shape
-
-ACTIVATIONS = ("gelu", "relu", "silu", "quick_gelu", "tanh", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -331,7 +330,7 @@ def _fuse_activations(state: _State) -> None:
             continue
         reader = state.only_reader(op.outputs[0])
         follows = None if reader is None else state.ops[reader]
-        if follows is None or follows.kind not in ACTIVATIONS:
+        if follows is None or acts_of(follows.kind) is not Acts.EACH:
             continue
         assert reader is not None
         fused = (follows.kind, tuple(follows.attributes.items()))

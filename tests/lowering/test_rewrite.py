@@ -424,7 +424,7 @@ def test_positions_are_no_heads():
         (F.gelu, "gelu", (("approximate", "none"),)),
         (lambda x: F.gelu(x, "tanh"), "gelu", (("approximate", "tanh"),)),
         (F.relu, "relu", ()), (F.silu, "silu", ()), (F.quick_gelu, "quick_gelu", ()), (F.tanh, "tanh", ()),
-        (F.sigmoid, "sigmoid", ()),
+        (F.exp, "exp", ()), (F.sigmoid, "sigmoid", ()),
     ],
 )  # fmt: skip
 def test_an_activation_is_computed_with_the_product(activation, name, attributes):
@@ -585,19 +585,19 @@ def same(build: Callable[[Recorder], Any], change: Callable[[Rewritten], Rewritt
 def test_rows_stay_flat_between_products_norms_and_sums():
     def block(r: Recorder) -> TracedTensor:
         h = F.relu(r.linear(norm(r), "up", 16))
-        return r.x + F.exp(r.linear(h, "down", 8))
+        return r.x + F.softmax(r.linear(h, "down", 8))
 
     found = same(block, flattened)
-    assert kinds(found) == ["reshape", "layer_norm", "linear", "linear", "reshape", "exp", "add"]
+    assert kinds(found) == ["reshape", "layer_norm", "linear", "linear", "reshape", "softmax", "add"]
     assert [found.shapes[op.outputs[0]] for op in found.ops[:4]] == [(6, 8), (6, 8), (6, 16), (6, 8)]
 
 
 def test_what_is_read_whole_gets_its_shape_back_once():
     def two(r: Recorder) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
         y = r.linear(r.x, "a", 8)
-        return y, F.exp(y), F.permute(y, (0, 2, 1))
+        return y, F.softmax(y), F.permute(y, (0, 2, 1))
 
-    assert kinds(same(two, flattened)) == ["reshape", "linear", "reshape", "exp", "permute"]
+    assert kinds(same(two, flattened)) == ["reshape", "linear", "reshape", "softmax", "permute"]
 
 
 def test_parts_of_rows_are_taken_flat():
@@ -666,12 +666,12 @@ def test_a_single_row_is_computed_several_times():
         h = r.linear(F.layer_norm(x, r.p("g", 8), None, eps=1e-5), "up", 8)
         y = r.linear(F.relu(h), "down", 8) + x
         split = F.reshape(y, (1, 2, 4))
-        return split, F.exp(F.permute(y, (0, 2, 1)))
+        return split, F.softmax(F.permute(y, (0, 2, 1)))
 
     found = same(row, repeated)
     assert kinds(found) == [
         "reshape", "expand", "layer_norm", "linear", "linear",
-        "narrow", "reshape", "narrow", "reshape", "permute", "exp",
+        "narrow", "reshape", "narrow", "reshape", "permute", "softmax",
     ]  # fmt: skip
     assert [found.shapes[op.outputs[0]][0] for op in found.ops[1:6]] == [3, 3, 3, 3, 1]
 
