@@ -312,6 +312,11 @@ class Primitives(Protocol):
         """Largest element along one axis. No elements: E_RUNTIME."""
         return _reduction("max", x, axis, keepdim, lambda: (prod(x.shape), 1))  # choosing rounds nothing
 
+    @acts(Acts.AXIS)
+    def cumsum(self, x: Tensor, axis: int) -> Tensor:
+        """The sum of all elements so far along one axis, accumulated in float32 at least and rounded once."""
+        return _step("cumsum", (x,), x.shape, {"axis": axis}, cost=lambda: (prod(x.shape), x.shape[axis]))
+
     @acts(Acts.ALL)
     def masked_pool(self, x: Tensor, mask: Tensor, mode: str) -> Tensor:
         """One vector of the positions where ``mask`` is True: ``[B, T, D], [B, T]:bool -> [B, D]``.

@@ -167,6 +167,31 @@ class Mean(Operator):
         return F.mean(x, self.dim, self.keepdim)
 
 
+@operator("cumsum", shape="x[B, ...] -> out[B, ...]", category="shaping")
+class Cumsum(Operator):
+    """Running sums along one axis: `out[i] = x[0] + ... + x[i]`.
+
+    The sums are accumulated in float32 at least and rounded once: a million ones in half precision do not stop at
+    2048. The batch is refused.
+    """
+
+    dim: int = argument(-1, positional=True, doc="The axis; not the batch; negative counts from the end.")
+    keeps_rank: ClassVar = True
+    keeps_count: ClassVar = True
+
+    examples: ClassVar = (
+        Example("What came so far, feature by feature.", "cumsum(1)", ("B", "T", 4)),
+        Example("Sums along the features.", "cumsum()", ("B", 3, 5)),
+    )
+
+    def relate(self, solver: Any, sizes: Any, x: Any) -> Any:
+        axis_of(self.dim, len(x), "dim")
+        return (x,)
+
+    def forward(self, m: Any, F: Primitives, x: Tensor) -> Tensor:
+        return F.cumsum(x, self.dim)
+
+
 @operator("pool_tokens", shape="x[B, T, D], mask?[B, T]:bool -> out[B, D]", category="shaping")
 class PoolTokens(Operator):
     """One vector per example out of a sequence.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from isomorph.initializers import Initializer
 from isomorph.plan import Plan
-from isomorph.source_code.layout import ATOM, PRODUCT, Expression, call, infix
+from isomorph.source_code.layout import ATOM, PRODUCT, Expression, call, infix, method
 from isomorph.source_code.record import Step
 
 
@@ -220,6 +220,18 @@ def indexed(e: Any) -> Expression:
     """``x[:, 0]``."""
     attributes = e.step.attributes
     return Expression(f"{operand(e, 0).within(ATOM)}[{leading(e, attributes['axis'])}{attributes['index']}]")
+
+
+def summed(name: str, library: str, cast: str) -> Text:
+    """``x.name(axis)``; in half precision its sums are float32 and rounded once, at the end."""
+
+    def text(e: Any) -> Expression:
+        axis, x = str(e.step.attributes["axis"]), operand(e, 0)
+        if e.dtype in ("float32", "float64"):
+            return method(x, name, axis)
+        return method(method(x, name, axis, f"dtype={library}.float32"), cast, f"{library}.{e.dtype}")
+
+    return text
 
 
 def swapped(axes: Sequence[int]) -> tuple[int, int] | None:

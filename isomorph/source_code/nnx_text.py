@@ -29,6 +29,7 @@ from isomorph.source_code.framework import (
     indexed,
     operand,
     sliced,
+    summed,
     swapped,
     trailing_parameters,
 )
@@ -183,6 +184,7 @@ class NNXText(Framework):
         "expand": _expand,
         "select": _select,
         "take_at": _take_at,
+        "cumsum": summed("cumsum", "jnp", "astype"),
         "mean": _reduced("mean"),
         "max": _reduced("max"),
         "masked_pool": _masked_pool,

@@ -17,6 +17,7 @@ from isomorph.source_code.framework import (
     indexed,
     operand,
     sliced,
+    summed,
     swapped,
     trailing_parameters,
 )
@@ -191,6 +192,7 @@ class TorchText(Framework):
         "expand": lambda e: method(operand(e, 0), "expand", *e.sizes("shape")),
         "select": _select,
         "take_at": _take_at,
+        "cumsum": summed("cumsum", "torch", "to"),
         "mean": _reduced("mean"),
         "max": _reduced("amax"),
         "masked_pool": _masked_pool,

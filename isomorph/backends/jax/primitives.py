@@ -211,6 +211,10 @@ def max(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     return x.max(axis, keepdims=keepdim)
 
 
+def cumsum(x: Tensor, axis: int) -> Tensor:
+    return jnp.cumsum(widened(x), axis).astype(x.dtype)
+
+
 def masked_pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
     """Mean, maximum, first or last of the positions where ``mask`` is True; zeros where there is none."""
     if x.shape[1] == 0:

@@ -237,6 +237,10 @@ def max(x: Array, axis: int, keepdim: bool = False) -> Array:
     return x.max(axis=axis, keepdims=keepdim)
 
 
+def cumsum(x: Array, axis: int) -> Array:
+    return x.cumsum(axis=axis)
+
+
 def masked_pool(x: Array, mask: Array, mode: str) -> Array:
     if x.shape[1] == 0:
         raise no_elements(mode, 1, x.shape)

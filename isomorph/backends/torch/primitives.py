@@ -376,6 +376,10 @@ def _amax(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     return x.amax(axis, keepdim)
 
 
+def cumsum(x: Tensor, axis: int) -> Tensor:
+    return _wide(x).cumsum(axis).to(x.dtype)
+
+
 def _require_elements(name: str, x: Tensor, axis: int) -> None:
     if not torch.compiler.is_compiling() and x.shape[axis] == 0:
         raise no_elements(name, axis, x.shape)
