@@ -15,7 +15,7 @@ CATALOGUE = [
     "sinusoidal_pos_embed", "cls_token", "register_tokens",
     "layer_scale", "patch_embed", "conv1d", "pool_tokens", "dropout", "gelu", "relu",
     "silu", "quick_gelu", "tanh", "sigmoid", "identity", "softmax", "add", "mul", "scale", "concat",
-    "split", "reshape", "flatten", "transpose", "mean", "take_at", "similarity",
+    "split", "reshape", "flatten", "transpose", "mean", "cumsum", "take_at", "similarity",
 ]  # fmt: skip
 
 

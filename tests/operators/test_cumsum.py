@@ -35,6 +35,14 @@ def test_the_sum_of_ones_does_not_stall(framework, count, dtype, last):
     assert ones(framework, count, dtype) == last
 
 
+def test_the_gradient_is_the_sum_of_what_follows():
+    """Of sum(w * cumsum(x)) by x[i]: the sum of w from i on."""
+    model = iso.torch.build(iso.resolve("cumsum()", input=("B", 4)))
+    x, w = torch.zeros(1, 4, requires_grad=True), torch.tensor([1.0, 2.0, 4.0, 8.0])
+    (model(x) * w).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [[15, 14, 12, 8]]
+
+
 @pytest.mark.parametrize("framework", ["torch", "nnx"])
 def test_written_out_it_is_accumulated_in_float32(framework):
     text = write_python(iso.resolve("cumsum(1)", input=("B", 3, 4), dtype="bfloat16"), framework)
@@ -52,7 +60,10 @@ def test_of_what_came_so_far():
 def test_over_the_batch_it_is_refused():
     with pytest.raises(iso.IsomorphError) as caught:
         iso.resolve("cumsum(0)", input=("B", 3))
-    assert caught.value.code == "E_CONSTRAINT"
+    assert str(caught.value) == (
+        "E_CONSTRAINT: dim=0 is the batch axis, which this operator leaves alone\n"
+        "  <definition>:1:8\n  1 | cumsum(0)\n    |        ^\n  input x is [B, 3]\n  axes: 1, or -1"
+    )
 
 
 def test_a_text_that_grows_does_not_carry_sums():

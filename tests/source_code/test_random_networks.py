@@ -52,7 +52,7 @@ NODES = ("h", "i", "nn", "jax", "torch", "range", "x", "print", "block", "lin_2"
 ANY = (
     "identity({})", "identity({})", "scale({}, 1.0)", "scale({}, 0.5)", "dropout({}, 0.0)", "dropout({}, 0.3)",
     "relu({})", "gelu({})", 'gelu({}, approximate="tanh")', "quick_gelu({})", "silu({})", "tanh({})", "sigmoid({})",
-    "softmax({})", "softmax({}, 1)", "layer_norm({})", "layer_norm({}, affine=False)", "rms_norm({})",
+    "softmax({})", "softmax({}, 1)", "cumsum({})", "scale(cumsum({}, 1), 0.2)", "layer_norm({})", "layer_norm({}, affine=False)", "rms_norm({})",
     "rms_norm({}, zero_centered=True)", "rms_norm({}, affine=False)", "l2_norm({})", "layer_scale({})",
     "linear({}, 8)", "linear({}, 8, bias=False)", "feed_forward({}, 6)", 'feed_forward({}, 5, activation="relu")',
     "swiglu({}, 5)", "add({}, {})", "mul({}, {})",
