@@ -129,10 +129,10 @@ class Body:
                 if isinstance(size, Size) and size.text() in wanted:
                     sizes[axis] = self._symbols[size.text()]
                     wanted.remove(size.text())
-            found = [axis for axis, size in enumerate(sizes) if size != "_"]
-            if len(found) == 1:
-                lines.append(f"{sizes[found[0]]} = {name}.shape[{found[0]}]")
-            elif found:
+            axes = [axis for axis, size in enumerate(sizes) if size != "_"]
+            if len(axes) == 1:
+                lines.append(f"{sizes[axes[0]]} = {name}.shape[{axes[0]}]")
+            elif axes:
                 lines.append(f"{', '.join(sizes)} = {name}.shape")
         if wanted:
             raise cannot_write(
@@ -357,11 +357,11 @@ def reads(item: Step | Loop) -> list[Value]:
     """The values that a step reads, once for each time; those from outside that a loop reads, once each."""
     if isinstance(item, Step):
         return [value for value in item.inputs if value is not None and value.parameter is None]
-    made = {id(value) for inner in item.body for value in makes(inner)}
-    made |= {id(inside) for _, inside, _ in item.carried}
-    found = {id(v): v for inner in item.body for v in reads(inner) if id(v) not in made}
-    results = {id(result): result for *_, result in item.carried if id(result) not in made}
-    return list({**found, **results, **{id(entry): entry for entry, *_ in item.carried}}.values())
+    inner_values = {id(value) for inner in item.body for value in makes(inner)}
+    inner_values |= {id(inside) for _, inside, _ in item.carried}
+    outer_values = {id(v): v for inner in item.body for v in reads(inner) if id(v) not in inner_values}
+    results = {id(result): result for *_, result in item.carried if id(result) not in inner_values}
+    return list({**outer_values, **results, **{id(entry): entry for entry, *_ in item.carried}}.values())
 
 
 def makes(item: Step | Loop) -> list[Value]:

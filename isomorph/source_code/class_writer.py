@@ -112,16 +112,16 @@ class ClassWriter:
                 lines.append(f"{INDENT * 2}self.{self._attributes[name]} = {name}")
         for name, spec in operator_parameters(instance).items():
             shape = [self._text(("parameter", name, axis), size) for axis, size in enumerate(spec.shape)]
-            made = framework.parameter(shape, spec.initial, self.dtype)
-            lines += statement(f"self.{name} = ", made, 2)
+            parameter = framework.parameter(shape, spec.initial, self.dtype)
+            lines += statement(f"self.{name} = ", parameter, 2)
         for name, layer in self.kind.layers[0].items():
-            lines += statement(f"self.{name} = ", self._made(name, layer), 2)
+            lines += statement(f"self.{name} = ", self._layer(name, layer), 2)
         keyword = ["*", framework.init_parameter] if framework.init_parameter else []
         arguments = [f"{name}: {_annotation(values[0])}" for name, values in self.kind.arguments]
         head = bracketed("def __init__(", ["self", *arguments, *keyword], ") -> None:", 1)
         return [*head, *(lines or [f"{INDENT * 2}pass"])]
 
-    def _made(self, name: str, layer: Layer) -> Expression:
+    def _layer(self, name: str, layer: Layer) -> Expression:
         """The constructor's call for a child."""
         given = []
         if layer.native is not None:
@@ -139,18 +139,18 @@ class ClassWriter:
         values = tuple(column.get(place, value) for column in self._columns)
         if all(one == value for one in values):
             return self.literal(value)
-        found = combination(values, self._named, self._constants)
-        assert found is not None, place
-        return found[0]
+        combined = combination(values, self._named, self._constants)
+        assert combined is not None, place
+        return combined[0]
 
     def _step_constant(self, step: Step, key: Any, value: Any) -> str:
         """A value in the computation, where an argument is read from the module."""
         values = tuple(column.get(("step", self._steps[id(step)], key), value) for column in self._columns)
         if all(one == value for one in values):
             return self.literal(value)
-        found = combination(values, self._named, self._constants)
-        assert found is not None, key
-        text, parts = found
+        combined = combination(values, self._named, self._constants)
+        assert combined is not None, key
+        text, parts = combined
         for name, _ in parts:
             self._stored[name] = name
             text = " ".join(f"self.{self._attributes[name]}" if w == name else w for w in text.split(" "))
@@ -165,8 +165,8 @@ class ClassWriter:
         sizes = tuple(one.steps[index].outputs[position].shape[axis] for one in self.kind.instances)
         if all(one == size for one in sizes):
             return str(size)
-        found = combination(sizes, self._named, self._constants)
-        return found[0] if found is not None else "..."
+        combined = combination(sizes, self._named, self._constants)
+        return combined[0] if combined is not None else "..."
 
     def _maker(self, value: Value) -> Step | None:
         for step in self.kind.instances[0].steps:

@@ -71,10 +71,10 @@ class Classes:
 
     def add(self, instances: Iterable[Instance]) -> None:
         """Make classes for operators and all that is inside them, children first."""
-        found: dict[int, Instance] = {}
-        _collect(instances, found)
+        by_id: dict[int, Instance] = {}
+        _collect(instances, by_id)
         by_depth: dict[int, list[Instance]] = {}
-        for instance in found.values():
+        for instance in by_id.values():
             native = self.framework.native(instance, self.dtype)
             if native is None:
                 by_depth.setdefault(instance.depth, []).append(instance)
@@ -143,11 +143,11 @@ class Classes:
                 self._taken.add(name)
 
 
-def _collect(instances: Iterable[Instance], found: dict[int, Instance]) -> None:
+def _collect(instances: Iterable[Instance], by_id: dict[int, Instance]) -> None:
     for instance in instances:
-        if id(instance) not in found:
-            _collect(instance.children.values(), found)
-            found[id(instance)] = instance
+        if id(instance) not in by_id:
+            _collect(instance.children.values(), by_id)
+            by_id[id(instance)] = instance
 
 
 def is_number(value: Any) -> bool:
@@ -164,15 +164,15 @@ def _is_slot(name: str, value: Any) -> bool:
 
 def _blanked(attributes: Mapping[str, Any]) -> Any:
     """The attributes without what may differ."""
-    found: list[Any] = []
+    blanked: list[Any] = []
     for name, value in attributes.items():
         if name == "shape":
-            found.append((name, *("number" if type(d) is int and d != 1 else d for d in value)))
+            blanked.append((name, *("number" if type(d) is int and d != 1 else d for d in value)))
         elif name != "child":
-            found.append((name, "number" if _is_slot(name, value) else value))
+            blanked.append((name, "number" if _is_slot(name, value) else value))
         else:
-            found.append((name, value))
-    return tuple(found)
+            blanked.append((name, value))
+    return tuple(blanked)
 
 
 def slots(instance: Instance, layers: Mapping[str, Layer]) -> Iterator[tuple[Any, Any]]:
@@ -209,11 +209,11 @@ def _arguments(kind: Kind) -> Iterator[tuple[str, tuple[Any, ...]]]:
     constants = shared_numbers(kind)
     for values, place in rows.items():
         if values not in direct:
-            found = combination(values, named, constants)
-            if found is None:
+            combined = combination(values, named, constants)
+            if combined is None:
                 needed[_plain_name(kind, place, set(needed) | set(named.values()))] = values
             else:
-                needed.update(found[1])
+                needed.update(combined[1])
     order = {name: i for i, name in enumerate(named.values())}
     yield from sorted(needed.items(), key=lambda item: order.get(item[0], len(order)))
 

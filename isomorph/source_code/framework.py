@@ -166,9 +166,9 @@ class Framework:
 
 def operand(e: Any, index: int) -> Expression:
     """An input that must be there."""
-    found = e.inputs[index]
-    assert found is not None
-    return found
+    value = e.inputs[index]
+    assert value is not None
+    return value
 
 
 def arithmetic(sign: str) -> Text:

@@ -55,7 +55,7 @@ class Library:
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
-        self.found: dict[Any, Instance] = {}
+        self.instances: dict[Any, Instance] = {}
 
     def use(
         self, operator: Operator, tensors: Sequence[Tensor | None], plain: frozenset[str] = frozenset()
@@ -84,9 +84,9 @@ class Library:
         self, operator: Operator, tensors: tuple[Tensor | None, ...], plain: frozenset[str]
     ) -> Instance:
         key = (operator, tensors, plain)
-        if key not in self.found:
-            self.found[key] = self._record(operator, tensors, plain)
-        return self.found[key]
+        if key not in self.instances:
+            self.instances[key] = self._record(operator, tensors, plain)
+        return self.instances[key]
 
     def _record(
         self, operator: Operator, tensors: tuple[Tensor | None, ...], plain: frozenset[str]
@@ -154,8 +154,10 @@ class Child:
                 f"{self._owner.operator.name}, which calls its {self.name} in two ways",
                 ["its calls differ in the rank or the number of their tensors"],
             )
-        made = self._recorder.record("call", given, shapes, {"child": self.name}, dtype=self._library.dtype)
-        return made[0] if len(made) == 1 else made
+        results = self._recorder.record(
+            "call", given, shapes, {"child": self.name}, dtype=self._library.dtype
+        )
+        return results[0] if len(results) == 1 else results
 
 
 def inside(paths: frozenset[str], name: str) -> frozenset[str]:
@@ -172,11 +174,11 @@ def _local_shapes(
     ``keep_numbers`` only those whose number is not known.
     """
     actual: dict[str, Any] = {}
-    found: list[Tensor | None] = []
+    local: list[Tensor | None] = []
     ports = operator.signature.inputs
     for index, tensor in enumerate(tensors):
         if tensor is None:
-            found.append(None)
+            local.append(None)
             continue
         shape, dtype = tensor
         sizes = []
@@ -189,8 +191,8 @@ def _local_shapes(
             else:
                 actual.setdefault(axis, size)
                 sizes.append(symbol(axis))
-        found.append((tuple(sizes), dtype))
-    return tuple(found), actual
+        local.append((tuple(sizes), dtype))
+    return tuple(local), actual
 
 
 def _axes(port: Port, rank: int) -> list[str]:

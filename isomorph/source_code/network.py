@@ -88,10 +88,10 @@ class Network:
         self.items = _pruned(self.items, {id(value) for value in self.outputs.values()})
 
     def _input(self, name: str, value: int) -> Value:
-        found = self.plan.values[value]
-        made = self._recorder.value([_size(size) for size in found.shape], found.dtype, name)
-        self._values[value] = made
-        return made
+        planned = self.plan.values[value]
+        recorded = self._recorder.value([_size(size) for size in planned.shape], planned.dtype, name)
+        self._values[value] = recorded
+        return recorded
 
     def _items(self, folded: Sequence[int | Repeat], places: list[Place]) -> list[Step | Loop]:
         items: list[Step | Loop] = []
@@ -117,7 +117,10 @@ class Network:
         inner: list[Place] = []
         body = self._items(repeat.body, inner)
         self._turns.pop()
-        carried = [(entry, made, self._values[result]) for result, (entry, made) in turn.inside.items()]
+        carried = [
+            (entry, inner_result, self._values[result])
+            for result, (entry, inner_result) in turn.inside.items()
+        ]
         final = {} if body else _passed_on(carried, repeat.times)
         last = (repeat.times - 1) * repeat.period
         for node in self.plan.nodes[repeat.start : repeat.start + repeat.period]:
@@ -136,10 +139,10 @@ class Network:
             if len({self.plain.get(node.name, frozenset()) for node in nodes}) > 1:
                 return False
             if not self._holds(index):
-                found = {
+                read_by = {
                     tuple(self.aliases.get(f"{n.name}.{p}") for p in n.operator.own_parameters) for n in nodes
                 }
-                if len(found) > 1:
+                if len(read_by) > 1:
                     return False
         return True
 
@@ -152,13 +155,13 @@ class Network:
         ]
         try:
             record = self._call if self._holds(index) else self._inlined
-            steps, made = record(node, given, places)
+            steps, results = record(node, given, places)
         except NotSymbolic as error:
             raise cannot_write(
                 f"{node.operator.name} ({node.name}) at a size known at run time alone",
                 [f"its computation asks for {error}", "resolve the definition with a number there"],
             ) from None
-        for value, tensor in zip(node.outputs, made, strict=True):
+        for value, tensor in zip(node.outputs, results, strict=True):
             self._values[value] = tensor
             self.stated.append(tensor)
         return steps
@@ -184,8 +187,8 @@ class Network:
         nodes = tuple(self.plan.nodes[i] for i in _repetitions(node.index, counters))
         places.append(Place(node, instance, name, nodes=nodes))
         self._recorder.steps.clear()
-        made = self._recorder.record("call", given, shapes, {"child": name}, dtype=self.plan.dtype)
-        return list(self._recorder.steps), made
+        results = self._recorder.record("call", given, shapes, {"child": name}, dtype=self.plan.dtype)
+        return list(self._recorder.steps), results
 
     def _inlined(
         self, node: Node, given: list[Value | None], places: list[Place]
@@ -195,8 +198,8 @@ class Network:
             for path, spec in node.operator.own_parameters.items()
         }
         self._recorder.steps.clear()
-        made = self._recorder.run(node.operator, Holder(**parts), given)
-        return list(self._recorder.steps), made
+        results = self._recorder.run(node.operator, Holder(**parts), given)
+        return list(self._recorder.steps), results
 
     # -- what is read ----------------------------------------------------------------------------
 
@@ -258,10 +261,10 @@ def _repetitions(index: int, counters: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _turns(times: Sequence[int]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
+    all_turns: list[tuple[int, ...]] = [()]
     for number in times:
-        found = [(*turns, turn) for turns in found for turn in range(number)]
-    return found
+        all_turns = [(*turns, turn) for turns in all_turns for turn in range(number)]
+    return all_turns
 
 
 def _counted(numbers: Sequence[str], turns: Sequence[tuple[int, ...]], counters: Sequence[str]) -> str | None:
@@ -271,11 +274,11 @@ def _counted(numbers: Sequence[str], turns: Sequence[tuple[int, ...]], counters:
         return None  # leading zeros
     depth = len(turns[0])
     unit = [tuple(int(i == j) for j in range(depth)) for i in range(depth)]
-    found = dict(zip(turns, values, strict=True))
-    slopes = [found[one] - values[0] for one in unit]
+    by_turn = dict(zip(turns, values, strict=True))
+    slopes = [by_turn[one] - values[0] for one in unit]
     if any(
         value != values[0] + sum(a * b for a, b in zip(slopes, turn, strict=True))
-        for turn, value in found.items()
+        for turn, value in by_turn.items()
     ):
         return None
     total: int | Size = values[0]
@@ -312,14 +315,14 @@ def _pruned(items: list[Step | Loop], needed: set[int]) -> list[Step | Loop]:
 
     ``needed`` holds the ids of values that are read later; those that the items read are added.
     """
-    found: list[Step | Loop] = []
+    remaining: list[Step | Loop] = []
     for item in reversed(items):
         if isinstance(item, Loop):
             needed.update(id(result) for *_, result in item.carried)
             item.body = _pruned(item.body, needed)
             needed.update(id(entry) for entry, *_ in item.carried)
-            found.append(item)
+            remaining.append(item)
         elif any(id(value) in needed for value in item.outputs):
             needed.update(id(value) for value in item.inputs if value is not None)
-            found.append(item)
-    return found[::-1]
+            remaining.append(item)
+    return remaining[::-1]

@@ -59,9 +59,9 @@ def _embedding(e: Any) -> Expression:
 
 def _layer_norm(e: Any) -> Expression:
     x, weight, bias = e.inputs
-    made = call(e.require("normalize", nnx_helpers.NORMALIZE), x.text, e.constant("eps"))
-    made = infix(made, "*", weight) if weight else made
-    return infix(made, "+", bias) if bias else made
+    normalized = call(e.require("normalize", nnx_helpers.NORMALIZE), x.text, e.constant("eps"))
+    normalized = infix(normalized, "*", weight) if weight else normalized
+    return infix(normalized, "+", bias) if bias else normalized
 
 
 def _rms_norm(e: Any) -> Expression:
@@ -205,14 +205,14 @@ class NNXText(Framework):
         operator = instance.operator
         if operator.leaf == "dropout":
             return Native("nnx.Dropout", (("", operator.p),))
-        found = trailing_parameters(instance)
-        if found is None:
+        trailing = trailing_parameters(instance)
+        if trailing is None:
             return None
         parameters = {name: spec.shape for name, spec in operator.own_parameters.items()}
-        made = _native(found[0], parameters)
-        if made is None or dtype == "float32":
-            return made
-        return made._replace(arguments=(*made.arguments, ("param_dtype", Bare(f"jnp.{dtype}"))))
+        layer = _native(trailing[0], parameters)
+        if layer is None or dtype == "float32":
+            return layer
+        return layer._replace(arguments=(*layer.arguments, ("param_dtype", Bare(f"jnp.{dtype}"))))
 
     def parameter(self, shape: Sequence[str], initial: Initializer, dtype: str) -> Expression:
         sizes = f"({', '.join(shape)}{',' * (len(shape) == 1)})"
@@ -255,15 +255,15 @@ class NNXText(Framework):
         return [*lines, *_renamed(natives), "    model.eval()", "    return model"]
 
     def notes(self, plan: Plan, primitives: set[str]) -> list[str]:
-        found = [
+        sentences = [
             "Untrained weights of Flax's own layers start from Flax's own distributions. On a GPU or TPU, "
             'call it under `jax.default_matmul_precision("highest")` for products in full float32.'
         ]
         if plan.dtype == "float64":
-            found.append('It computes in float64: `jax.config.update("jax_enable_x64", True)` first.')
+            sentences.append('It computes in float64: `jax.config.update("jax_enable_x64", True)` first.')
         if "embedding" in primitives or any(v.dtype == "int64" for v in plan.values):
-            found.append("An id outside a table does not raise an error, as usual in JAX.")
-        return found
+            sentences.append("An id outside a table does not raise an error, as usual in JAX.")
+        return sentences
 
     def usage(self, plan: Plan, arguments: Sequence[str]) -> list[str]:
         given = ", ".join(arguments)

@@ -54,22 +54,22 @@ def outline(steps: list[Step]) -> tuple[list[Step], list[Helper]]:
     helpers = [_helper(group, steps) for group in groups]
     keys = [helper.key for helper in helpers if helper is not None]
     result: list[Step] = []
-    found: dict[Any, Helper] = {}
+    by_key: dict[Any, Helper] = {}
     for group, helper in zip(groups, helpers, strict=True):
         if helper is None or keys.count(helper.key) < 2:
             result += group
             continue
-        first = found.setdefault(helper.key, helper)
+        first = by_key.setdefault(helper.key, helper)
         for one, other in zip(first.steps, group, strict=True):
             first.varying += [
                 a for a, b in zip(one.outputs, other.outputs, strict=True) if a.shape != b.shape
             ]
-        made = Step("helper", tuple(helper.inputs.values()), {"helper": helper.key})
-        made.outputs = helper.outputs
-        result.append(made)
+        call = Step("helper", tuple(helper.inputs.values()), {"helper": helper.key})
+        call.outputs = helper.outputs
+        result.append(call)
     for step in steps:
         step.frames = ()
-    return result, list(found.values())
+    return result, list(by_key.values())
 
 
 def _function(step: Step) -> FrameType | None:
@@ -86,8 +86,8 @@ def _helper(group: Sequence[Step], steps: Sequence[Step]) -> Helper | None:
     frame = _function(group[0])
     if frame is None or len(group) < FEWEST_STEPS:
         return None
-    made = {id(value) for step in group for value in step.outputs}
-    read = [v for step in group for v in step.inputs if v is not None and id(v) not in made]
+    inner_values = {id(value) for step in group for value in step.outputs}
+    read = [v for step in group for v in step.inputs if v is not None and id(v) not in inner_values]
     read = list({id(value): value for value in read}.values())
     if any(value.parameter is not None for value in read):
         return None
@@ -104,11 +104,11 @@ def _helper(group: Sequence[Step], steps: Sequence[Step]) -> Helper | None:
 
 
 def _symbols(group: Sequence[Step]) -> tuple[str, ...]:
-    found: list[str] = []
+    symbols: list[str] = []
     for step in group:
         for attribute in step.attributes.values():
-            found += symbols_of(attribute if isinstance(attribute, tuple) else (attribute,))
-    return tuple(found)
+            symbols += symbols_of(attribute if isinstance(attribute, tuple) else (attribute,))
+    return tuple(symbols)
 
 
 def _name_in(frame: FrameType, value: Value) -> str:

@@ -169,13 +169,13 @@ def _without_leading_ones(side: Any, rank: int) -> Any:
 
 def _frames() -> tuple[FrameType, ...]:
     """The frames from the operator's ``forward`` inwards, without those of this package."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     frame = currentframe()
     while frame is not None and frame.f_code is not _RUN:
         if not frame.f_globals.get("__name__", "").startswith(_OWN):
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return () if frame is None else tuple(reversed(found))
+    return () if frame is None else tuple(reversed(frames))
 
 
 _OWN = ("isomorph.source_code", "isomorph.primitives")

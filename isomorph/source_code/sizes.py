@@ -90,7 +90,7 @@ class Size:
 
     def _by_monomial(self, divisor: Size) -> int | Size:
         (names, factor), *others = divisor.terms
-        found = []
+        terms = []
         for monomial, coefficient in self.terms:
             left = list(monomial)
             for name in names:
@@ -99,8 +99,8 @@ class Size:
                 left.remove(name)
             if others or coefficient % factor:
                 raise NotSymbolic(f"({self}) // ({divisor})")
-            found.append((tuple(left), coefficient // factor))
-        return _collect(found)
+            terms.append((tuple(left), coefficient // factor))
+        return _collect(terms)
 
     def __mod__(self, divisor: Any) -> int:
         if type(divisor) is int and not any(c % divisor for names, c in self.terms if names):

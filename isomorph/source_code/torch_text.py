@@ -211,11 +211,11 @@ class TorchText(Framework):
         operator = instance.operator
         if operator.leaf == "dropout":
             return Native("nn.Dropout", (("", operator.p),))
-        found = trailing_parameters(instance)
-        if found is None:
+        trailing = trailing_parameters(instance)
+        if trailing is None:
             return None
         parameters = operator.own_parameters
-        return _native(found[0], {name: spec.shape for name, spec in parameters.items()})
+        return _native(trailing[0], {name: spec.shape for name, spec in parameters.items()})
 
     def parameter(self, shape: Sequence[str], initial: Initializer, dtype: str) -> Expression:
         sizes = ", ".join(shape)
@@ -260,12 +260,12 @@ class TorchText(Framework):
         ]
 
     def notes(self, plan: Plan, primitives: set[str]) -> list[str]:
-        found = []
+        sentences = []
         if {"conv1d", "conv2d"} & primitives:
-            found.append(
+            sentences.append(
                 "Convolutions on NVIDIA GPUs round to TF32 unless `torch.backends.cudnn.allow_tf32` is False."
             )
-        return found
+        return sentences
 
     def usage(self, plan: Plan, arguments: Sequence[str]) -> list[str]:
         given = ", ".join(arguments)

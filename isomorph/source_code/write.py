@@ -95,14 +95,14 @@ class _File:
                     for one in (full, owner):
                         name, _, rest = one.partition(".")
                         plain.setdefault(name, set()).add(rest)
-        held = {name: frozenset(paths) for name, paths in plain.items()}
-        if held:  # what is read elsewhere is read where it is now
+        kept = {name: frozenset(paths) for name, paths in plain.items()}
+        if kept:  # what is read elsewhere is read where it is now
             for node in self.plan.nodes:
                 for path, owner in node.tie.items():
                     full, (name, _, rest) = f"{node.name}.{path}", owner.partition(".")
                     if full in aliases:
-                        aliases[full] = self._located(owner, frozenset({rest} & held.get(name, set())))
-        return aliases, held
+                        aliases[full] = self._located(owner, frozenset({rest} & kept.get(name, set())))
+        return aliases, kept
 
     def _located(self, path: str, plain: frozenset[str]) -> str:
         """The attributes that lead to a parameter in the framework's layers, and ``.T`` where it lies otherwise."""
@@ -177,17 +177,17 @@ class _File:
 
     def _helpers(self, taken: set[str]) -> list[list[str]]:
         """The functions of operators' files that the classes call."""
-        found: dict[Any, Helper] = {}
+        by_key: dict[Any, Helper] = {}
         for kind in self.classes.kinds:
             for helper in kind.instances[0].helpers:
-                found.setdefault(helper.key, helper)
-        for key, helper in found.items():
+                by_key.setdefault(helper.key, helper)
+        for key, helper in by_key.items():
             name, number = helper.name, 2
             while name in taken or hasattr(builtins, name) or self.framework.claims(name):
                 name, number = f"{helper.name}{number}", number + 1
             taken.add(name)
             self.helper_names[key] = name
-        return [self._function(key, helper, taken) for key, helper in found.items()]
+        return [self._function(key, helper, taken) for key, helper in by_key.items()]
 
     def _function(self, key: Any, helper: Helper, taken: set[str]) -> list[str]:
         varying = {id(value) for value in helper.varying}
@@ -289,8 +289,8 @@ class _File:
             places = []
             for one in (path, owner):
                 rest = one.partition(".")[2]
-                held = frozenset() if self.framework.shares_parameters else frozenset({rest})
-                places.append(self._located(one, held))
+                kept = frozenset() if self.framework.shares_parameters else frozenset({rest})
+                places.append(self._located(one, kept))
             yield places[0], places[1]
 
     def _places(self, places: list[Place], depth: int) -> list[str]:
@@ -306,23 +306,23 @@ class _File:
     def _place(self, place: Place, node: Node, depth: int) -> list[str]:
         """The statements that make one node."""
         assert place.instance is not None
-        made = self._made(self.classes.layer(place.instance))
+        layer = self._layer(self.classes.layer(place.instance))
         frozen = list(_frozen(node.operator, node, ""))
         if frozen == [""]:
-            made, frozen = self.framework.frozen_new(made), []
+            layer, frozen = self.framework.frozen_new(layer), []
             self.functions |= self.framework.frozen_helpers()
         drawn = self._drawn(place)
         if "{" not in place.name:
             owner = f"self.{place.name}"
-            lines = statement(f"{owner} = ", made, depth)
+            lines = statement(f"{owner} = ", layer, depth)
             return lines + self._afterwards_lines(owner, node, frozen, drawn, depth)
         target = f'setattr(self, f"{place.name}", '
         if not frozen and not drawn:
-            return statement("", call("setattr", "self", f'f"{place.name}"', made.text), depth)
+            return statement("", call("setattr", "self", f'f"{place.name}"', layer.text), depth)
         owner = place.name.split("{")[0].rstrip("_0123456789") or "module"
         while owner in self.taken or owner in self.network.counters or self.framework.claims(owner):
             owner += "_"
-        lines = statement(f"{owner} = ", made, depth)
+        lines = statement(f"{owner} = ", layer, depth)
         lines += self._afterwards_lines(owner, node, frozen, drawn, depth)
         return [*lines, f"{INDENT * depth}{target}{owner})"]
 
@@ -360,7 +360,7 @@ class _File:
             self._late += self._afterwards(f"self.{node.name}", node, [], values)
         return {}
 
-    def _made(self, layer: Layer) -> Expression:
+    def _layer(self, layer: Layer) -> Expression:
         keyword = self.framework.init_keyword
         if layer.native is not None:
             given = [f"{k}={literal(v)}" if k else literal(v) for k, v in layer.native.arguments]

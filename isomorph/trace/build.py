@@ -35,12 +35,14 @@ def trace(
         IsomorphError: E_ARGUMENT for an unknown symbol or a value that its bound forbids; E_OPERATOR when an
             operator's forward computation gives another shape than its shape rule says.
     """
-    found = sizes_with(plan, sizes)
-    shapes = [[evaluate_dimension(d, found) for d in plan.values[value].shape] for _, value in plan.inputs]
+    all_sizes = sizes_with(plan, sizes)
+    shapes = [
+        [evaluate_dimension(d, all_sizes) for d in plan.values[value].shape] for _, value in plan.inputs
+    ]
 
-    def check(node: Node, made: Sequence[TracedTensor]) -> None:
-        for value, tensor in zip(node.outputs, made, strict=True):
-            shape = tuple(evaluate_dimension(d, found) for d in plan.values[value].shape)
+    def check(node: Node, tensors: Sequence[TracedTensor]) -> None:
+        for value, tensor in zip(node.outputs, tensors, strict=True):
+            shape = tuple(evaluate_dimension(d, all_sizes) for d in plan.values[value].shape)
             if tensor.shape != shape:
                 raise IsomorphError(
                     "E_OPERATOR",
@@ -50,7 +52,7 @@ def trace(
                     ["the operator's forward computation and its shape pattern must agree"],
                 )
 
-    return record(plan, shapes, found, check, primitives=primitives)
+    return record(plan, shapes, all_sizes, check, primitives=primitives)
 
 
 def record(
@@ -112,10 +114,10 @@ def trace_operator(
         None if shape is None else program.tensor(shape, name)
         for shape, name in zip(input_shapes, input_dtypes, strict=True)
     ]
-    for index, made in enumerate(inputs):
-        if made is not None:
+    for index, tensor in enumerate(inputs):
+        if tensor is not None:
             port = ports[min(index, len(ports) - 1)]
-            program.inputs[f"{port.name}{index}" if port.variadic else port.name] = made
+            program.inputs[f"{port.name}{index}" if port.variadic else port.name] = tensor
     for path, spec in operator.all_parameters.items():
         program.parameters[f"{operator.name}.{path}"] = program.tensor(spec.shape, dtype)
     result = Holder(operator, _PRIMITIVES, program.parameters, operator.name, program.entering)(*inputs)

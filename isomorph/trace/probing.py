@@ -66,16 +66,16 @@ def trace_ids(
         padded: whether rows stand at positions of their own.
         observe: called after every node.
     """
-    found = {**sizes_with(plan), **(sizes or {})}
+    all_sizes = {**sizes_with(plan), **(sizes or {})}
     ids = plan.values[plan.inputs[tokens][1]].shape
     for dimension, size in zip(ids, (rows, length), strict=True):
         if isinstance(dimension, Affine) and len(dimension.terms) == 1:
             ((symbol, factor),) = dimension.terms
-            found[symbol.name] = (size - dimension.constant) // factor
-    shapes = [[evaluate(d, found) for d in plan.values[value].shape] for _, value in plan.inputs]
+            all_sizes[symbol.name] = (size - dimension.constant) // factor
+    shapes = [[evaluate(d, all_sizes) for d in plan.values[value].shape] for _, value in plan.inputs]
     for shape in shapes:
         if shape and shape[0] == ids[0]:  # the number of rows, where the contracts fix it
             shape[0] = rows
     shapes[tokens] = [rows, length]
     tracing = PaddedPrimitives(rows) if padded else ProbingPrimitives()
-    return record(plan, shapes, found, lambda node, made: observe(node), primitives=tracing)
+    return record(plan, shapes, all_sizes, lambda node, tensors: observe(node), primitives=tracing)

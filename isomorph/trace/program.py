@@ -123,9 +123,9 @@ class Program:
 
     def tensor(self, shape: Sequence[int], dtype: str) -> TracedTensor:
         """A new tensor that no step makes: an input or a parameter."""
-        made = TracedTensor(self, len(self.tensors), tuple(shape), dtype)
-        self.tensors.append(made)
-        return made
+        tensor = TracedTensor(self, len(self.tensors), tuple(shape), dtype)
+        self.tensors.append(tensor)
+        return tensor
 
     def record(
         self,
@@ -141,20 +141,20 @@ class Program:
         """See :meth:`isomorph.primitives.Recorder.record`."""
         given = [tensor for tensor in inputs if tensor is not None]
         flops, reduction = cost() if cost is not None else (0, 1)
-        made = tuple(self.tensor(shape, dtype or given[0].dtype) for shape in shapes)
+        tensors = tuple(self.tensor(shape, dtype or given[0].dtype) for shape in shapes)
         self.steps.append(
             Step(
                 primitive,
                 tuple(tensor.id for tensor in given),
                 dict(attributes or {}),
-                tuple(tensor.id for tensor in made),
+                tuple(tensor.id for tensor in tensors),
                 self._path,
                 flops,
                 max(1, reduction),
                 view,
             )
         )
-        return made
+        return tensors
 
     @contextmanager
     def entering(self, path: str) -> Iterator[None]:
