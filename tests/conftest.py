@@ -1,6 +1,7 @@
 """Settings of every test: JAX computes on the CPU, whatever else the machine has, and what it compiles is kept
 in ``.cache/jax`` for other tests, processes and runs. And how long trials are."""
 
+import gc
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # Networks are small here: to divide each between compilers costs more than it saves.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_parallel_codegen_split_count=1"
+gc.set_threshold(10_000)  # the frameworks' own objects are many, and are looked through each time
 
 
 class Trial(NamedTuple):

@@ -131,7 +131,7 @@ ALONE = sorted(
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_trap_t36_networks_of_many_operators_at_any_size(name: str, tmp_path: Path) -> None:
+def test_networks_of_many_operators_at_any_size(name: str, tmp_path: Path) -> None:
     """Export fixed the batch and the length (pytorch#122321), 0 and 1 above all (#151582)."""
     check(iso.resolve(TOGETHER[name]), tmp_path)
 
