@@ -11,8 +11,7 @@ from dataclasses import replace
 from math import prod, sqrt
 
 from isomorph.lowering.derived import Scaled
-from isomorph.lowering.rewrite import Op, Rewritten
-from isomorph.primitives import Acts, acts_of
+from isomorph.lowering.rewrite import Op, Rewritten, is_elementwise
 
 _ARITHMETIC = ("add", "subtract", "multiply")
 _ANY_RANK = ("reshape", "heads")
@@ -64,7 +63,7 @@ class _Flattening:
             return False
         if op.kind == "narrow":
             return op.attributes["axis"] in (-1, len(shapes[0]) - 1)
-        return acts_of(op.kind) is Acts.EACH or (op.kind in _ARITHMETIC and len(set(shapes)) == 1)
+        return is_elementwise(op) or (op.kind in _ARITHMETIC and len(set(shapes)) == 1)
 
     def _add_by_rows(self, op: Op) -> None:
         inputs = tuple(self._need_flat(tensor, op.path) for tensor in op.inputs)

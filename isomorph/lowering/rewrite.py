@@ -322,6 +322,11 @@ def _chain(state: _State, narrow: int) -> tuple[int, int, int] | None:
     return narrow, reshape, permute
 
 
+def is_elementwise(op: Op) -> bool:
+    """Whether each number of the result is made of one number of the only tensor that is read; no lookup in a table."""
+    return acts_of(op.kind) is Acts.EACH and len(op.inputs) == 1
+
+
 def _fuse_activations(state: _State) -> None:
     """An activation that alone reads a product is computed with it."""
     ops: list[Op | None] = list(state.ops)
@@ -330,7 +335,7 @@ def _fuse_activations(state: _State) -> None:
             continue
         reader = state.only_reader(op.outputs[0])
         follows = None if reader is None else state.ops[reader]
-        if follows is None or acts_of(follows.kind) is not Acts.EACH:
+        if follows is None or not is_elementwise(follows):
             continue
         assert reader is not None
         fused = (follows.kind, tuple(follows.attributes.items()))

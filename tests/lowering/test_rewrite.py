@@ -447,6 +447,15 @@ def test_an_activation_stays_where(build):
     assert all(op.activation is None for op in found.ops)
 
 
+def test_a_table_of_products_is_looked_up_in():
+    """A lookup acts on each id; the product is not what it acts on."""
+    r = Recorder()
+    ids = r.program.inputs["ids"] = r.program.tensor((2, 3), "int64")
+    table = F.linear(r.p("table", 7, 3), r.p("w", 4, 3))
+    r.program.outputs = {"out": F.embedding(ids, table)}
+    assert kinds(rewritten(r.program)) == ["linear", "embedding"]
+
+
 @pytest.mark.parametrize("product_first", [False, True])
 def test_a_residual_is_added_with_the_product(product_first):
     def build(r: Recorder) -> TracedTensor:
