@@ -99,6 +99,31 @@ class Recorder(Protocol):
         ...
 
 
+class RecordedTensor:
+    """A tensor without numbers: ``+``, ``-`` and ``*`` with another one, or with a number, are steps of its recorder."""
+
+    __slots__ = ()
+    recorder: Any
+
+    def __add__(self, other: Tensor) -> Tensor:
+        return self.recorder.combine("add", self, other)
+
+    def __radd__(self, other: float) -> Tensor:
+        return self.recorder.combine("add", other, self)
+
+    def __sub__(self, other: Tensor) -> Tensor:
+        return self.recorder.combine("subtract", self, other)
+
+    def __rsub__(self, other: float) -> Tensor:
+        return self.recorder.combine("subtract", other, self)
+
+    def __mul__(self, other: Tensor) -> Tensor:
+        return self.recorder.combine("multiply", self, other)
+
+    def __rmul__(self, other: float) -> Tensor:
+        return self.recorder.combine("multiply", other, self)
+
+
 class Primitives(Protocol):
     """What ``F`` offers to ``Operator.forward``."""
 

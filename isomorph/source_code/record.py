@@ -14,17 +14,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 from isomorph.errors import IsomorphError
-from isomorph.primitives import Cost, arithmetic
+from isomorph.primitives import Cost, RecordedTensor, arithmetic
 from isomorph.source_code.primitives import RecordingPrimitives
 
 Shape = tuple[Any, ...]
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class Value(RecordedTensor):
     """A tensor of the recorded computation.
-
-    ``+``, ``-`` and ``*`` record the steps ``add``, ``subtract`` and ``multiply``.
 
     Attributes:
         recorder: where it is recorded.
@@ -41,24 +39,6 @@ class Value:
     hint: str = ""
     parameter: str | None = None
     step: Step | None = field(default=None, repr=False)
-
-    def __add__(self, other: Any) -> Value:
-        return self.recorder.combine("add", self, other)
-
-    def __radd__(self, other: Any) -> Value:
-        return self.recorder.combine("add", other, self)
-
-    def __sub__(self, other: Any) -> Value:
-        return self.recorder.combine("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self.recorder.combine("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return self.recorder.combine("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self.recorder.combine("multiply", other, self)
 
 
 @dataclass(eq=False, slots=True)

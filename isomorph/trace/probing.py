@@ -20,7 +20,7 @@ class ProbingPrimitives(Recording):
 
     def positions(self, table: TracedTensor, length: int) -> TracedTensor:
         shape = (length, *table.shape[1:])
-        return table.program.record("positions", [table], [shape], {"length": length}, view=True)[0]
+        return table.recorder.record("positions", [table], [shape], {"length": length}, view=True)[0]
 
 
 class PaddedPrimitives(ProbingPrimitives):
@@ -35,14 +35,14 @@ class PaddedPrimitives(ProbingPrimitives):
 
     def positions(self, table: TracedTensor, length: int) -> TracedTensor:
         shape = (self._rows, length, *table.shape[1:])
-        return table.program.record("positions", [table], [shape], {"length": length})[0]
+        return table.recorder.record("positions", [table], [shape], {"length": length})[0]
 
     def cos_sin(
         self, length: int, frequencies: tuple[float, ...], like: TracedTensor
     ) -> tuple[TracedTensor, TracedTensor]:
         shape = (self._rows, length, len(frequencies))
         attributes = {"length": length, "frequencies": tuple(frequencies)}
-        cos, sin = like.program.record("cos_sin", [], [shape, shape], attributes, dtype=like.dtype)
+        cos, sin = like.recorder.record("cos_sin", [], [shape, shape], attributes, dtype=like.dtype)
         return cos, sin
 
 

@@ -8,26 +8,23 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from isomorph.primitives import Cost, arithmetic
+from isomorph.primitives import Cost, RecordedTensor, arithmetic
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TracedTensor:
+class TracedTensor(RecordedTensor):
     """A tensor of a :class:`Program`: a shape and a dtype, no values.
 
-    ``+``, ``-`` and ``*`` with another tensor or a number record the steps ``add``, ``subtract`` and
-    ``multiply``.
-
     Attributes:
-        program: where it is recorded.
-        id: its index in ``program.tensors``.
+        recorder: where it is recorded.
+        id: its index in ``recorder.tensors``.
         shape: sizes.
         dtype: ``"float32"``, ``"int64"``, ...
     """
 
-    program: Program = field(repr=False)
+    recorder: Program = field(repr=False)
     id: int
     shape: Shape
     dtype: str
@@ -36,29 +33,6 @@ class TracedTensor:
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
-
-    @property
-    def recorder(self) -> Program:
-        """The same program, as primitives ask for it."""
-        return self.program
-
-    def __add__(self, other: TracedTensor | float) -> TracedTensor:
-        return arithmetic(self.program, "add", self, other)
-
-    def __radd__(self, other: float) -> TracedTensor:
-        return arithmetic(self.program, "add", other, self)
-
-    def __sub__(self, other: TracedTensor | float) -> TracedTensor:
-        return arithmetic(self.program, "subtract", self, other)
-
-    def __rsub__(self, other: float) -> TracedTensor:
-        return arithmetic(self.program, "subtract", other, self)
-
-    def __mul__(self, other: TracedTensor | float) -> TracedTensor:
-        return arithmetic(self.program, "multiply", self, other)
-
-    def __rmul__(self, other: float) -> TracedTensor:
-        return arithmetic(self.program, "multiply", other, self)
 
 
 class Step(NamedTuple):
@@ -155,6 +129,10 @@ class Program:
             )
         )
         return tensors
+
+    def combine(self, primitive: str, left: Any, right: Any) -> TracedTensor:
+        """See :func:`isomorph.primitives.arithmetic`."""
+        return arithmetic(self, primitive, left, right)
 
     @contextmanager
     def entering(self, path: str) -> Iterator[None]:
