@@ -17,8 +17,6 @@ from isomorph.dimensions import Affine, evaluate, show_shape, symbols_of
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
 
-SPLITS = ("train", "validation", "test")
-
 
 class Fingerprint(NamedTuple):
     """By which data are known again: the length and the SHA-256 of a file's bytes, or of a built-in set's content."""
