@@ -322,6 +322,21 @@ def test_equal_nodes_between_other_tensors(tmp_path: Path) -> None:
 SMALL = iso.resolve("linear(40)\nlinear(3)", input=("B", 30))
 
 
+@pytest.fixture(scope="module")
+def captured_parts() -> tuple[Any, Any]:
+    """The kinds of the small network's nodes, captured once for all tests of writing."""
+    kinds, of_node = onnx_graph._kinds(SMALL)
+    return (kinds, of_node), onnx_graph._captured(SMALL, kinds)
+
+
+@pytest.fixture
+def captured(captured_parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of the small network write what was captured, instead of capturing it again."""
+    kinds, graph = captured_parts
+    monkeypatch.setattr(onnx_graph, "_kinds", lambda plan: kinds)
+    monkeypatch.setattr(onnx_graph, "_captured", lambda plan, kinds: graph)
+
+
 def runs_as(path: Path, seed: int) -> bool:
     """Whether the file computes what the small network with these weights does."""
     x = np.ones((2, 30), np.float32)
@@ -369,6 +384,7 @@ def test_what_checks_a_file_reads_it_without_its_weights(tmp_path: Path, monkeyp
     assert outlined == whole
 
 
+@pytest.mark.usefixtures("captured")
 def test_weights_beside_the_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     first = iso.torch.export_onnx(
@@ -390,6 +406,7 @@ def test_weights_beside_the_model(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "model.onnx.data"]
 
 
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_model_is_whole_whenever_the_process_ends(step: int, tmp_path: Path, monkeypatch: Any) -> None:
     """Ended before the weights get their name, and between them and the model."""
@@ -403,10 +420,12 @@ def test_a_model_is_whole_whenever_the_process_ends(step: int, tmp_path: Path, m
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr(exporting.os, "replace", ended)
-    with pytest.raises(KeyboardInterrupt):
-        iso.torch.export_onnx(path, SMALL, iso.initial_weights(SMALL, 2), compare=False, external_bytes=1000)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting.os, "replace", ended)
+        with pytest.raises(KeyboardInterrupt):
+            iso.torch.export_onnx(
+                path, SMALL, iso.initial_weights(SMALL, 2), compare=False, external_bytes=1000
+            )
     assert runs_as(path, 1)
     iso.torch.export_onnx(path, SMALL, iso.initial_weights(SMALL, 3), compare=False, external_bytes=1000)
     assert runs_as(path, 3)
