@@ -132,7 +132,7 @@ def no_memory(positions: int, size: int) -> IsomorphError:
     )
 
 
-class Memory(Protocol):
+class KeyValueCache(Protocol):
     """Keys and values so far, and where the new positions stand."""
 
     def attend(self, call: int, q: Tensor, k: Tensor, v: Tensor, *, window: int, softcap: float) -> Tensor:
@@ -156,7 +156,7 @@ class RememberingPrimitives:
         memory: where causal attention keeps its keys and values.
     """
 
-    def __init__(self, primitives: Primitives, memory: Memory) -> None:
+    def __init__(self, primitives: Primitives, memory: KeyValueCache) -> None:
         self._primitives, self._calls = primitives, 0
         self.memory = memory
         self.positions, self.cos_sin = memory.positions, memory.cos_sin
@@ -164,7 +164,7 @@ class RememberingPrimitives:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._primitives, name)
 
-    def restart(self, memory: Memory) -> None:
+    def restart(self, memory: KeyValueCache) -> None:
         """Begin the next step: attentions are told apart by the order in which they are called."""
         self.memory, self._calls = memory, 0
         self.positions, self.cos_sin = memory.positions, memory.cos_sin

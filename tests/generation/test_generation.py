@@ -699,7 +699,7 @@ def test_memory_grows_with_the_text(network, models, kind, monkeypatch):
 @pytest.mark.parametrize("kind", ["torch", "prepared torch"])
 def test_memory_of_half_precision_grows_too(network, models, kind, monkeypatch):
     """PyTorch keeps it in float32 on the CPU, also beside padding and behind a window."""
-    from isomorph.backends.torch.cache import TorchMemory
+    from isomorph.backends.torch.cache import TorchKeyValueCache
     from isomorph.generation import generate as generation
 
     dtypes = set()
@@ -712,8 +712,8 @@ def test_memory_of_half_precision_grows_too(network, models, kind, monkeypatch):
     plan, weights = network("window", "bfloat16")
     model = models(plan, weights, kind)
     expected = iso.generate(model, [[3, 1, 4], [1, 5, 9, 2, 6]], 40)
-    before = TorchMemory._longer
-    monkeypatch.setattr(TorchMemory, "_longer", longer)
+    before = TorchKeyValueCache._longer
+    monkeypatch.setattr(TorchKeyValueCache, "_longer", longer)
     monkeypatch.setattr(generation, "_FIRST_ROOM", 2)
     np.testing.assert_array_equal(iso.generate(model, [[3, 1, 4], [1, 5, 9, 2, 6]], 40), expected)
     assert dtypes == {torch.float32}

@@ -19,7 +19,7 @@ from jax import numpy as jnp
 
 from isomorph.backends.decoding import (
     Decoder,
-    Memory,
+    KeyValueCache,
     RememberingPrimitives,
     check_contracts,
     no_memory,
@@ -54,7 +54,7 @@ def slots(length: int, chunk: int) -> int:
     return min(least, chunk)
 
 
-class JaxMemory(Memory):
+class JaxKeyValueCache(KeyValueCache):
     """Keys and values ``[B * K, C, d]`` of each attention, as they are after this step.
 
     With one axis for batch and heads, as products read them, the compiler writes them in place.
@@ -129,7 +129,13 @@ class CompiledSteps:
         raise NotImplementedError
 
     def _scores(
-        self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool
+        self,
+        parameters: Any,
+        memory: JaxKeyValueCache,
+        ids: Tensor,
+        fixed: Mapping[int, Tensor],
+        *,
+        wanted: bool,
     ) -> Tensor | None:
         """Scores after the last id."""
         raise NotImplementedError
@@ -147,7 +153,7 @@ class CompiledSteps:
         wanted: bool,
     ) -> tuple[Tensor | None, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
         self.traces += 1
-        state = JaxMemory(*memory, offset, pads, capacity)
+        state = JaxKeyValueCache(*memory, offset, pads, capacity)
         logits = self._scores(parameters, state, ids, fixed, wanted=wanted)
         return logits, (tuple(state.keys), tuple(state.values))
 
@@ -168,7 +174,13 @@ class CompiledLayout(CompiledSteps):
         return run_fixed(self.layout, self.bind(parameters, None), inputs)
 
     def _scores(
-        self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool
+        self,
+        parameters: Any,
+        memory: JaxKeyValueCache,
+        ids: Tensor,
+        fixed: Mapping[int, Tensor],
+        *,
+        wanted: bool,
     ) -> Tensor | None:
         remembering: Any = RememberingPrimitives(primitives, memory)
         layers = self.bind(parameters, remembering)

@@ -12,7 +12,7 @@ from isomorph.backends.composing import compose, defined
 from isomorph.backends.decoding import symbol_sizes
 from isomorph.backends.jax import writer
 from isomorph.backends.jax.build import KINDS, broadcasting
-from isomorph.backends.jax.decoding import CompiledSteps, JaxMemory
+from isomorph.backends.jax.decoding import CompiledSteps, JaxKeyValueCache
 from isomorph.backends.jax.engine_weights import Kept, collect
 from isomorph.backends.jax.writer import JaxWriter
 from isomorph.lowering.decoding_layout import DecodingLayout
@@ -55,7 +55,13 @@ class EngineSteps(CompiledSteps):
         return {**inputs, **dict(zip(wanted, tensors, strict=True))}
 
     def _scores(
-        self, parameters: Any, memory: JaxMemory, ids: Tensor, fixed: Mapping[int, Tensor], *, wanted: bool
+        self,
+        parameters: Any,
+        memory: JaxKeyValueCache,
+        ids: Tensor,
+        fixed: Mapping[int, Tensor],
+        *,
+        wanted: bool,
     ) -> Tensor | None:
         rows, length = ids.shape
         inputs = {v: fixed[v] for _, v in self.layout.plan.inputs if v in fixed}

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from isomorph.backends.decoding import Memory, no_memory
+from isomorph.backends.decoding import KeyValueCache, no_memory
 from isomorph.backends.torch import primitives
 
 Tensor = torch.Tensor
 Array = np.ndarray[Any, Any]
 
 
-class TorchMemory(Memory):
+class TorchKeyValueCache(KeyValueCache):
     """Keys and values in tensors that are written in place, and replaced by longer ones when they are full.
 
     In half precision on the CPU they are kept in float32, since one query takes PyTorch several times as long

@@ -23,7 +23,7 @@ from isomorph.backends.decoding import (
 )
 from isomorph.backends.torch import kernels, primitives
 from isomorph.backends.torch.build import build, usable_device
-from isomorph.backends.torch.cache import Array, Tensor, TorchMemory, to_scores
+from isomorph.backends.torch.cache import Array, Tensor, TorchKeyValueCache, to_scores
 from isomorph.backends.torch.engine import Engine
 from isomorph.backends.torch.engine_decoding import EngineDecoder
 from isomorph.backends.torch.layers import OperatorModule
@@ -85,7 +85,7 @@ class TorchDecoder(Decoder):
         self.layout = layout
         self.device = next((p.device for p in network.parameters()), torch.device("cpu"))
         given = torch.from_numpy(pads).to(self.device) if pads.any() else None
-        self.memory = TorchMemory(capacity, given)
+        self.memory = TorchKeyValueCache(capacity, given)
         self.primitives = RememberingPrimitives(primitives, self.memory)
         with torch.inference_mode():
             self.inputs = {value: tensor.to(self.device) for value, tensor in inputs.items()}

@@ -9,7 +9,7 @@ import torch
 
 from isomorph.backends.composing import compose, defined
 from isomorph.backends.decoding import Decoder, run_fixed, symbol_sizes
-from isomorph.backends.torch.cache import Array, TorchMemory, to_scores
+from isomorph.backends.torch.cache import Array, TorchKeyValueCache, to_scores
 from isomorph.backends.torch.engine import MOST_PROGRAMS, Engine
 from isomorph.backends.torch.network import KINDS
 from isomorph.backends.torch.twins import in_evaluation
@@ -32,7 +32,7 @@ class EngineDecoder(Decoder):
         store = self.state.store
         self.padded = bool(pads.any())
         device = store.device
-        self.memory = TorchMemory(capacity, torch.from_numpy(pads).to(device) if self.padded else None)
+        self.memory = TorchKeyValueCache(capacity, torch.from_numpy(pads).to(device) if self.padded else None)
         self.sizes = symbol_sizes(layout, inputs, KINDS)
         with torch.inference_mode():
             still = {
