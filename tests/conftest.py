@@ -25,7 +25,13 @@ if version("jaxlib").startswith("0.10.") and "--trials" not in sys.argv:
             "--xla_cpu_use_fusion_emitters=false",
         )
     )
-gc.set_threshold(10_000)  # the frameworks' own objects are many, and are looked through each time
+gc.set_threshold(50_000)
+
+
+def pytest_collection_finish() -> None:
+    """The frameworks' own objects are many: they are looked through no more."""
+    gc.collect()
+    gc.freeze()
 
 
 class Trial(NamedTuple):
