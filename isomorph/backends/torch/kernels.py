@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from math import prod
+from mmap import mmap
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ _SMALL_FEW = 1 << 18
 STREAMED = 1 << 26
 """Bytes that are more than most caches hold."""
 _TRIES = 5
+_MAPPED = 1 << 20
+"""Bytes from which a copy that is wanted for a moment has memory of its own."""
 
 _FUSED: dict[tuple[str, str], tuple[str, str]] = {
     ("gelu", "none"): ("gelu", "none"),
@@ -104,7 +107,12 @@ def unmarked(tensor: Tensor) -> Tensor:
 
     oneDNN's operators ask for memory to write to, even that which they only read, so the mark would go.
     """
-    return tensor.clone() if is_marked(tensor) else tensor
+    if not is_marked(tensor):
+        return tensor
+    if tensor.nbytes < _MAPPED:
+        return tensor.clone()
+    memory = mmap(-1, tensor.nbytes)  # which the system has back at once, where an allocator would keep it
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def keep_at_hand(weight: Tensor) -> None:
