@@ -370,3 +370,16 @@ def test_numbers_of_the_trainer(always, tmp_path):
                 p.sub_(0.01 * mean / (square.sqrt() + config.epsilon))
     for path, array in trainer.weights().items():
         np.testing.assert_allclose(array, model.get_parameter(path).detach().numpy(), atol=2e-6)
+
+
+@pytest.mark.skipif(kernels.onednn() is None, reason="this PyTorch packs nothing")
+def test_a_network_for_training_leaves_an_engine_beside_it_prepared(always):
+    """It shares the weights, and reading them is no change of them."""
+    model = iso.torch.build(iso.resolve("linear(8)\ngelu()\nlinear(3)", input=("B", 4)))
+    trained, engine, x = iso.prepare(model, training=True), iso.prepare(model), torch.ones(5, 4)
+    state, expected = engine._state, model(x)
+    result = trained(x)
+    result.sum().backward()
+    torch.testing.assert_close(result, expected)
+    engine(x)
+    assert engine._state is state
