@@ -130,12 +130,12 @@ def gpt2(options: Options, B: int = 4, T: int = 512) -> Decoder:
 def weights_of(plan: iso.Plan) -> dict[str, Array]:
     """Initial weights, with gains and biases moved from their special values so that losing one shows."""
     rng = np.random.default_rng(0)
-    found = {}
+    weights = {}
     for path, array in iso.initial_weights(plan, seed=0).items():
         moved = array.ndim == 1 and path not in plan.ties
         noise = 0.1 * rng.standard_normal(array.shape) if moved else 0.0
-        found[path] = (array + noise).astype(np.float32)
-    return found
+        weights[path] = (array + noise).astype(np.float32)
+    return weights
 
 
 class Truth(NamedTuple):
@@ -144,17 +144,17 @@ class Truth(NamedTuple):
     output: Array
     bound: float
 
-    def _error(self, found: Any) -> Array:
-        part = found[tuple(slice(size) for size in self.output.shape)]
+    def _error(self, result: Any) -> Array:
+        part = result[tuple(slice(size) for size in self.output.shape)]
         return np.asarray(part, np.float64) - self.output
 
-    def difference(self, found: Any) -> float:
+    def difference(self, result: Any) -> float:
         """The largest one; NaN where something is not a number."""
-        return float(np.abs(self._error(found)).max())
+        return float(np.abs(self._error(result)).max())
 
-    def relative(self, found: Any) -> float:
+    def relative(self, result: Any) -> float:
         """The difference's norm over the output's."""
-        return float(np.linalg.norm(self._error(found)) / np.linalg.norm(self.output))
+        return float(np.linalg.norm(self._error(result)) / np.linalg.norm(self.output))
 
 
 NARROW = 0.03
@@ -163,6 +163,6 @@ NARROW = 0.03
 
 def truth(plan: iso.Plan, weights: dict[str, Array], x: Array) -> Truth:
     """The reference's answer; a causal network's answer at the first positions needs no more of its input."""
-    found = numeric_bound(plan, weights, (x,))
-    (output,) = found.outputs.values()
-    return Truth(output, found.total)
+    reference = numeric_bound(plan, weights, (x,))
+    (output,) = reference.outputs.values()
+    return Truth(output, reference.total)

@@ -82,7 +82,7 @@ def compare_outputs(
             outputs = harness.forward(plan, weights, inputs, dtype)
             for name, array in expected.outputs.items():
                 quantity = " ".join(filter(None, ("output", name))) + where
-                difference = _difference(outputs.get(name), array)
+                difference = difference_of(outputs.get(name), array)
                 comparisons.append(Comparison(example, backend, quantity, difference, expected.summed))
     return comparisons
 
@@ -159,16 +159,16 @@ class _GradientProblem(NamedTuple):
         for node in self.plan.nodes:
             bound = gradient_bound(program, node.name, exact.parameters, dtype=dtype)
             for path in (path for path in exact.parameters if path.startswith(node.name + ".")):
-                difference = _difference(got.parameters.get(path), exact.parameters[path])
+                difference = difference_of(got.parameters.get(path), exact.parameters[path])
                 yield Comparison(example, backend, f"gradient {path}", difference, bound)
         for name, array in exact.inputs.items():
             largest = float(np.abs(array).max(initial=0.0))
             bound = sum(value_bound(program.reduction(node.name), largest, dtype) for node in self.plan.nodes)
-            difference = _difference(got.inputs.get(name), array)
+            difference = difference_of(got.inputs.get(name), array)
             yield Comparison(example, backend, f"gradient of input {name}", difference, bound)
 
 
-def _difference(got: Any, expected: Array) -> float:
+def difference_of(got: Any, expected: Array) -> float:
     """``max |got - expected|``; infinite where something is missing or has another shape."""
     if got is None or np.shape(got) != expected.shape:
         return float("inf")

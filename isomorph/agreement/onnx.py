@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isomorph.agreement.bounds import NumericBound, numeric_bound
+from isomorph.agreement.compare import difference_of
 from isomorph.agreement.samples import sample_inputs, sample_sizes
 from isomorph.errors import IsomorphError
 from isomorph.plan import Plan
@@ -53,12 +54,10 @@ def compare_onnx(
 
 
 def _comparison(outputs: Sequence[Any], truth: NumericBound, sizes: dict[str, int]) -> Comparison:
-    difference = 0.0
-    for output, expected in zip(outputs, truth.outputs.values(), strict=True):
-        apart = (
-            np.abs(np.asarray(output, np.float64) - expected) if output.shape == expected.shape else np.inf
-        )
-        difference = float(np.maximum(difference, np.max(apart, initial=0.0)))  # NaN stays NaN
+    pairs = zip(outputs, truth.outputs.values(), strict=True)
+    difference = float(
+        np.max([difference_of(output, expected) for output, expected in pairs])
+    )  # NaN stays NaN
     comparison = Comparison(sizes, difference, truth.total)
     if not comparison.agrees:
         raise IsomorphError(

@@ -353,6 +353,10 @@ def max(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     return _amax(x, axis, keepdim)
 
 
+def cumsum(x: Tensor, axis: int) -> Tensor:
+    return _wide(x).cumsum(axis).to(x.dtype)
+
+
 def masked_pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
     """Mean, maximum, first or last of the positions where ``mask`` is True; zeros where there is none."""
     _require_elements(mode, x, 1)
@@ -374,10 +378,6 @@ def _amax(x: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     if x.dtype in HALVES and torch.onnx.is_in_onnx_export():
         return x.max(axis, keepdim).values
     return x.amax(axis, keepdim)
-
-
-def cumsum(x: Tensor, axis: int) -> Tensor:
-    return _wide(x).cumsum(axis).to(x.dtype)
 
 
 def _require_elements(name: str, x: Tensor, axis: int) -> None:
